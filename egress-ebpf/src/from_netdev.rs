@@ -1,8 +1,8 @@
-//! `from_netdev`: uplink, TC ingress. Packets from outside to this node.
+//! `from_netdev`: uplink and further egress interfaces, TC ingress. Packets from outside to this node.
 //!
 //! Replies to an egress IP go to the pod, here or on another node. ARP and neighbour discovery for owned egress IPs are
 //! answered, and other hosts that claim one are reported, except for those that are shared with a Service. Simple overlay
-//! packets are decapsulated.
+//! packets from the uplink are decapsulated.
 
 use egress_common::abi::{Addr, Config, ConflictEvent, Direction, NatEntry, OwnedAddr, Verdict};
 use egress_common::decide::Tables;
@@ -23,14 +23,27 @@ use crate::overlay::{self, pass_on};
 use crate::packet::Packet;
 use crate::rewrite::restore;
 use crate::workspace::{Run, Workspace, is_inner, parse, quoted};
-use crate::{FastCheck, Outcome, from_overlay, verifier};
+use crate::{FastCheck, Outcome, from_overlay, lease, verifier};
+
+/// Records a frame of the uplink for the lease.
+#[inline(always)]
+pub fn note_heartbeat(packet: Packet, config: &Config) {
+    if is_uplink(packet, config) {
+        lease::heartbeat();
+    }
+}
+
+#[inline(always)]
+fn is_uplink(packet: Packet, config: &Config) -> bool {
+    packet.ifindex() == config.uplink_ifindex
+}
 
 /// A plain packet of the node itself, or of the overlay. Out of line, so that its frame is released.
 #[inline(never)]
 pub fn fast_check(packet: Packet, config: &Config) -> FastCheck {
     match Plain::read(&packet) {
-        Some(plain) if overlay::is_for_us(&plain, config) => FastCheck::Overlay,
-        Some(plain) if from_netdev::is_left_alone(&plain, config) => FastCheck::LeftAlone,
+        Some(plain) if is_uplink(packet, config) && overlay::is_for_us(&plain, config) => FastCheck::Overlay,
+        Some(plain) if from_netdev::is_left_alone(&plain, packet.ifindex(), config) => FastCheck::LeftAlone,
         _ => FastCheck::Undecided,
     }
 }
@@ -65,7 +78,7 @@ pub fn finish(packet: Packet) -> Outcome {
     }
 }
 
-/// ARP on the uplink: requests for an owned egress IP are answered, and other hosts that claim one are reported.
+/// ARP: requests for an owned egress IP are answered, and other hosts that claim one are reported.
 #[inline(never)]
 pub fn answer_arp(packet: Packet, config: &Config) -> Outcome {
     let Some(message) = wire_arp::ArpMessage::parse(&packet) else {
@@ -100,7 +113,7 @@ pub fn neighbour_discovery(packet: Packet, config: &Config, workspace: &mut Work
     answer_neighbour(packet, config, headers, buffer)
 }
 
-/// Neighbour discovery on the uplink, likewise. `None` for any other packet, and for invalid messages.
+/// Neighbour discovery, likewise. `None` for any other packet, and for invalid messages.
 #[inline(never)]
 pub fn answer_neighbour(packet: Packet, config: &Config, headers: &Headers, frame: &mut Buffer) -> Option<Outcome> {
     let sender = &headers.tuple.saddr;

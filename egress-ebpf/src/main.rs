@@ -219,14 +219,17 @@ pub fn from_overlay(ctx: TcContext) -> i32 {
     run(&ctx, Verdict::NotReady, |_, _| FastCheck::Undecided, from_overlay::begin, from_overlay::finish)
 }
 
-/// Uplink, TC ingress: packets from outside.
+/// Uplink and further egress interfaces, TC ingress: packets from outside.
 #[classifier]
 pub fn from_netdev(ctx: TcContext) -> i32 {
-    lease::heartbeat();
-    run(&ctx, Verdict::NotConfigured, from_netdev::fast_check, from_netdev::begin, from_netdev::finish)
+    let fast_check = |packet, config: &Config| {
+        from_netdev::note_heartbeat(packet, config);
+        from_netdev::fast_check(packet, config)
+    };
+    run(&ctx, Verdict::NotConfigured, fast_check, from_netdev::begin, from_netdev::finish)
 }
 
-/// Uplink, TC egress: packets that leave the node.
+/// Uplink and further egress interfaces, TC egress: packets that leave the node.
 #[classifier]
 pub fn to_netdev(ctx: TcContext) -> i32 {
     run(

@@ -21,8 +21,8 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns}
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort, Exposure, Flow, FragKey,
-    FragPorts, HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry,
-    PolicyEntryKey, PolicySlot, Share, Tuple, Usage,
+    FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr,
+    PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple, Usage,
 };
 use egress_common::decide::expiry::{self, GONE};
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
@@ -50,6 +50,10 @@ pub static OWNED: HashMap<u32, Owned, 16384, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "owned_addr")]
 pub static OWNED_ADDR: HashMap<Addr, OwnedAddr, 16384, ON_DEMAND> = HashMap::new();
+
+/// As many as the agent attaches programs to (`MOST_INTERFACES`), twice for those that are replaced.
+#[btf_map(name = "interfaces")]
+pub static INTERFACES: HashMap<u32, InterfaceAddresses, 64, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "handovers")]
 pub static HANDOVERS: HashMap<u32, HandoverEntry, 16384, ON_DEMAND> = HashMap::new();
@@ -197,6 +201,11 @@ impl Tables for Maps {
     #[inline(always)]
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         lent(OWNED_ADDR.get_ptr_mut(addr))
+    }
+
+    #[inline(always)]
+    fn interface(&self, ifindex: u32) -> Option<&InterfaceAddresses> {
+        lent(INTERFACES.get_ptr_mut(&ifindex))
     }
 
     #[inline(always)]

@@ -48,7 +48,7 @@ pub fn snat_for_node(run: &Run<'_>, quote: &Quote, outer: &Outer, source_node: &
 /// As [`snat_here`], on the node's own address.
 #[inline(never)]
 pub fn snat_node(run: &Run<'_>, quote: &Quote) -> Result<(), Verdict> {
-    decide::to_netdev::translate(run.headers, quote, &Maps, run.config).map(drop)
+    decide::to_netdev::translate(run.headers, quote, run.packet.ifindex(), &Maps, run.config).map(drop)
 }
 
 /// As [`out_by_uplink`], and cached for the next packets.

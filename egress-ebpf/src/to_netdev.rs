@@ -1,8 +1,8 @@
-//! `to_netdev`: uplink, TC egress. Packets that leave the node.
+//! `to_netdev`: uplink and further egress interfaces, TC egress. Packets that leave the node.
 //!
 //! The guard: no selected pod's packet leaves with the pod's address, and none with an egress IP that this node may not
-//! emit, or not by this interface. Packets with the mark get the node's address. Most packets are the node's own: [`fast_check`] recognises them
-//! from a few words of the packet, without parsing.
+//! emit, or not by this interface. Packets with the mark get the node's address on the interface. Most packets are the
+//! node's own: [`fast_check`] recognises them from a few words of the packet, without parsing.
 
 use egress_common::abi::{Addr, Config, Direction, HandoverStage, NODE_MARK, Owned, Verdict, has_node_mark};
 use egress_common::decide::to_netdev::{Meta, ToNetdev, is_misdirected};

@@ -86,7 +86,7 @@ pub(crate) fn node_of_stories() -> ModelNode {
     let mut config = Config::EMPTY;
     config.generation = 1;
     config.tunnel_port = 4794;
-    config.self_node = SELF;
+    (config.self_node, config.uplink_ifindex) = (SELF, UPLINK);
     (config.node_v4, config.node_v6) = (node(Family::V4), node(Family::V6));
     config.node_ports = NODE_PORTS;
     (config.uplink_mtu, config.pod_mtu, config.overlay_mtu) = (1500, 1400, 1450);

@@ -103,10 +103,8 @@ fn remove_pins(pins: &Pins, was_there: bool, needed: &[PathBuf], report: &mut Cl
         Err(error) => return report.problems.push(format!("{}: {error}", pins.root().display())),
     };
     for version in versions {
-        for hook in Hook::ALL.into_iter().rev() {
-            for link in hook.names().map(|name| version.join(LINKS).join(name)) {
-                report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
-            }
+        for link in links(&version) {
+            report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
         }
         if !needed.contains(&version) {
             remove_tree(&version, report);
@@ -116,6 +114,18 @@ fn remove_pins(pins: &Pins, was_there: bool, needed: &[PathBuf], report: &mut Cl
         let removed = absent_is_false(fs::remove_dir(pins.root())).map(|removed| removed && was_there);
         report.note(&format!("directory {}", pins.root().display()), removed);
     }
+}
+
+/// The links of a version, in the order of their removal.
+fn links(version: &Path) -> Vec<PathBuf> {
+    // A directory that cannot be read is reported with the tree.
+    let entries = children(&version.join(LINKS)).unwrap_or_default();
+    let hook_of = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).and_then(Hook::of_link);
+    let mut links: Vec<_> = entries.into_iter().filter_map(|path| Some((hook_of(&path)?, path))).collect();
+    // `from_pod` first, the guard of the uplink last.
+    let place = |hook: Hook| Hook::ALL.into_iter().position(|other| other == hook);
+    links.sort_by_key(|((hook, ifindex), _)| (std::cmp::Reverse(place(*hook)), ifindex.is_none(), *ifindex));
+    links.into_iter().map(|(_, path)| path).collect()
 }
 
 fn remove_tree(path: &Path, report: &mut CleanupReport) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::watch::Receiver;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::info;
@@ -32,6 +33,7 @@ use crate::node_state::shared::Shared;
 use crate::node_state::{State, watch};
 use crate::overlay;
 use crate::settings::Settings;
+use egress_core::model::interface::EgressInterface;
 use egress_core::plan::executor::AddressClaim;
 use egress_supervise::{self, Task};
 
@@ -78,9 +80,9 @@ impl Dataplane {
         let fit = pins::check(&pins, &settings)?;
         let abi_migration = AbiMigration::look(&pins)?;
         missing_devices::names(&settings)?;
-        foreign::refuse(&settings, &pins, abi_migration.others())?;
         let look = |error| StartError::kernel("look at the node's interfaces", error);
         let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
+        foreign::refuse((&settings, &facts.interfaces), &pins, abi_migration.others())?;
         let versions: Vec<_> = abi_migration.others().iter().cloned().chain([pins.version()]).collect();
         missing_devices::elsewhere(&settings, &facts, &versions)?;
         let made = pins::make(&pins, fit)?;
@@ -151,6 +153,11 @@ impl Dataplane {
     /// The current uplink; `None` while it is missing.
     pub fn uplink(&self) -> Option<Interface> {
         self.shared.state().facts().uplink
+    }
+
+    /// The records of the egress interfaces, as they change.
+    pub fn interfaces(&self) -> Receiver<Vec<EgressInterface>> {
+        self.shared.state().interfaces()
     }
 
     /// Removes idle entries at once; returns the number of keys. Also reads the host's port ranges.

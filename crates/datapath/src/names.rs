@@ -7,6 +7,7 @@
 //! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
 //! <bpffs>/v<ABI_VERSION>-<times>/         such a directory, set aside because its maps have other sizes than asked for
 //! <bpffs>/v<ABI_VERSION>/links/<hook>    TCX link; its program name is the hook's name
+//! <bpffs>/v<ABI_VERSION>/links/<hook>-<index>  the same on a further egress interface, by the interface's index
 //! <bpffs>/v<ABI_VERSION>/clsact/<index>  an empty directory for each interface whose clsact discipline we have made
 //! <bpffs>/v<ABI_VERSION>/filters/<number>  a program that is, or is about to be, a filter of ours, by its number
 //! <bpffs>/v<ABI_VERSION>/sweep           the program `sweep`, for the moment in which a second handle to it is opened
@@ -68,12 +69,13 @@ pub const CLSACT_PROGRAMS: &str = "filters";
 pub const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 22] = [
+pub const PINNED_MAPS: [&str; 23] = [
     "lease",
     "pods",
     "policy",
     "owned",
     "owned_addr",
+    "interfaces",
     "handovers",
     "cluster",
     "nodes",
@@ -94,8 +96,8 @@ pub const PINNED_MAPS: [&str; 22] = [
 ];
 
 /// The pinned maps that programs only read: a trace shares them with the attached programs.
-pub const READ_MAPS: [&str; 9] =
-    ["lease", "pods", "policy", "owned", "owned_addr", "handovers", "cluster", "nodes", "config"];
+pub const READ_MAPS: [&str; 10] =
+    ["lease", "pods", "policy", "owned", "owned_addr", "interfaces", "handovers", "cluster", "nodes", "config"];
 
 /// The pinned maps that programs write: a trace has its own.
 #[cfg(test)]
@@ -150,6 +152,9 @@ pub enum Hook {
 }
 
 impl Hook {
+    /// The programs of the uplink run on every further egress interface too.
+    pub const NETDEV: [Self; 2] = [Self::ToNetdev, Self::FromNetdev];
+
     /// Order of attaching at start: the guard of the uplink first, the program that redirects to it last.
     pub const ALL: [Self; 5] = [Self::ToNetdev, Self::FromNetdev, Self::FromOverlay, Self::ToPod, Self::FromPod];
 
@@ -190,6 +195,14 @@ impl Hook {
         Self::ALL.into_iter().find(|hook| hook.names().contains(&name))
     }
 
+    /// The hook of a pinned link of any layout, and the index of the further egress interface that the name has.
+    pub(super) fn of_link(name: &str) -> Option<(Self, Option<u32>)> {
+        match name.split_once('-') {
+            None => Some((Self::of_name(name)?, None)),
+            Some((hook, index)) => Some((Self::of_name(hook)?, Some(index.parse().ok()?))),
+        }
+    }
+
     pub const fn device(self) -> Device {
         match self {
             Self::ToNetdev | Self::FromNetdev => Device::Uplink,
@@ -204,6 +217,15 @@ impl Hook {
             Self::FromNetdev | Self::FromOverlay | Self::FromPod => TcAttachType::Ingress,
         }
     }
+}
+
+/// A hook of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AttachPoint {
+    pub hook: Hook,
+    pub ifindex: u32,
+    /// Of a further egress interface, and not of the hook's own device.
+    pub is_further: bool,
 }
 
 /// How programs are attached.
@@ -276,6 +298,15 @@ impl Pins {
         self.links().join(hook.name())
     }
 
+    pub fn link_of(&self, place: AttachPoint) -> PathBuf {
+        if place.is_further { self.further_link(place.hook, place.ifindex) } else { self.link(place.hook) }
+    }
+
+    /// The link on a further egress interface. The BPF file system refuses names with dots.
+    pub fn further_link(&self, hook: Hook, ifindex: u32) -> PathBuf {
+        self.links().join(format!("{}-{ifindex}", hook.name()))
+    }
+
     pub fn sweep(&self) -> PathBuf {
         self.version().join(SWEEP_PROGRAM)
     }
@@ -293,6 +324,21 @@ mod tests {
             assert!(hook.names().into_iter().all(|name| Hook::of_name(name) == Some(hook)), "{hook:?}");
         }
         assert_eq!(Hook::of_name("sweep"), None);
+    }
+
+    #[test]
+    fn a_link_names_its_further_interface() {
+        let pins = Pins::new(Path::new("/sys/fs/bpf/x"));
+        for (path, expected) in [
+            (pins.link(Hook::ToNetdev), Some((Hook::ToNetdev, None))),
+            (pins.further_link(Hook::FromNetdev, 12), Some((Hook::FromNetdev, Some(12)))),
+            (pins.links().join("from_netdev-"), None),
+            (pins.links().join("from_netdev-eth1"), None),
+            (pins.links().join("other-12"), None),
+        ] {
+            let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+            assert_eq!(Hook::of_link(name), expected, "{name}");
+        }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -98,11 +97,6 @@ impl Settings {
             names::INBOUND_MAP => Some(self.inbound_entries),
             _ => None,
         }
-    }
-
-    /// Name of the interface that hosts an egress IP: see [`crate::devices::interfaces::NodeFacts::interface_of`].
-    pub(crate) fn interface_of(&self, _address: IpAddr) -> &str {
-        &self.uplink
     }
 
     /// Name of a device on this node.

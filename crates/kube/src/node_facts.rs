@@ -52,18 +52,21 @@ enum PublishError {
     Timeout(#[from] tokio::time::error::Elapsed),
 }
 
-/// Keeps the published facts current until stopped.
+/// Keeps the published facts current until stopped. A change of `interfaces`, which the host's networks contain, is published
+/// at once.
 pub async fn publish(
     place: NodeFactsTarget<'_>,
     host: &impl HostAddresses,
-    mut own: watch::Receiver<Option<Arc<Node>>>,
+    (mut own, mut interfaces): (watch::Receiver<Option<Arc<Node>>>, watch::Receiver<Vec<EgressInterface>>),
     outages: &ApiOutages,
     stop: CancellationToken,
 ) {
     const WHAT: &str = "this node's networks in its EgressNode object";
     // The published facts, if known.
     let mut published: Option<HostNetworks> = None;
+    let mut follows_interfaces = true;
     loop {
+        interfaces.mark_unchanged();
         let outcome = publish_once(&place, host, published.as_ref()).await;
         let failing = outcome.is_err();
         published = match outcome {
@@ -83,6 +86,8 @@ pub async fn publish(
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(READ_INTERVAL) => {}
+            // Egress IPs wait for them.
+            alive = interfaces.changed(), if !failing && follows_interfaces => follows_interfaces = alive.is_ok(),
             // Another writer may have changed the object, or the node has just registered.
             alive = own.changed(), if !failing => match alive {
                 Ok(()) => published = None,

@@ -258,7 +258,6 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     settings.attachment = args.attach.preferred();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     settings.initial_state = args.initial_state();
-    let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
     let is_early = args.node.uplink.is_none() && uplink::is_early(&args.node.mgmt_port);
     let dataplane = tokio::select! {
         () = stop.cancelled() => return stopped_early(),
@@ -273,6 +272,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
             }
         },
     };
+    let host = Host::new(uplink.clone(), args.node.mgmt_port.clone(), dataplane.interfaces())?;
     let meter = dataplane.meter()?;
     tokio::spawn(egress_supervise::forever(Task::PortCounter, meter.clone().follow_ports()));
     health_page.set_meter(meter);

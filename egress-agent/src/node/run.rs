@@ -280,10 +280,10 @@ impl AgentInputs {
 
     fn node_facts(&self, host: Arc<Host>, leave_out: Vec<ipnet::IpNet>) -> impl Future<Output = ()> + use<> {
         let (client, name, outages) = (self.client.clone(), self.node_name.clone(), self.outages.clone());
-        let (own_node, stop) = (self.topics.own_node.subscribe(), self.stop.clone());
+        let (changes, stop) = ((self.topics.own_node.subscribe(), host.interfaces.clone()), self.stop.clone());
         async move {
             let place = node_facts::NodeFactsTarget { client, node_name: &name, leave_out: &leave_out };
-            node_facts::publish(place, &*host, own_node, &outages, stop).await;
+            node_facts::publish(place, &*host, changes, &outages, stop).await;
         }
     }
 

@@ -289,11 +289,21 @@ async fn announcements(ifindex: u32, mac: [u8; 6], during: Duration) -> Vec<Dura
     seen
 }
 
+/// A second interface in the uplink's network.
+fn make_macvlan() {
+    ip(&format!(
+        "link add link {UPLINK} name mv0 type macvlan mode bridge\n\
+         link set mv0 up\n\
+         addr add 172.18.0.3/16 dev mv0\n\
+         addr add fd00:172:18::3/64 dev mv0 nodad\n"
+    ));
+}
+
 #[test]
 fn solicitations_pass_an_uplink_that_filters_multicast() {
     on_node(|node| async move {
         // Like a NIC, the macvlan passes only joined groups.
-        ip(&format!("link add link {UPLINK} name mv0 type macvlan mode bridge\nlink set mv0 up\n"));
+        make_macvlan();
         let mut dataplane = start(Settings { uplink: "mv0".to_owned(), ..node.settings() }).await;
         let (index, _) = device("mv0");
         let wanted = address(ADDRESSES[1]);
@@ -327,7 +337,7 @@ fn solicitations_pass_an_uplink_that_filters_multicast() {
 #[test]
 fn neighbours_find_an_owned_address() {
     on_node(|node| async move {
-        ip(&format!("link add link {UPLINK} name mv0 type macvlan mode bridge\nlink set mv0 up\n"));
+        make_macvlan();
         for uplink in [UPLINK, "mv0"] {
             let mut dataplane = start(Settings { uplink: uplink.to_owned(), ..node.settings() }).await;
             dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");

@@ -99,7 +99,8 @@ fn another_uplink_takes_the_filters_along() {
     on_node(|node| async move {
         let options = NlOptions { priority: 7, ..NlOptions::default() };
         drop(start(by(&node, Attachment::Clsact)).await);
-        ip("link add eth7 type veth peer name eth8\nlink set eth7 up\n");
+        // The former uplink hosts no egress IP.
+        ip(&format!("link add eth7 type veth peer name eth8\nlink set eth7 up\naddr flush dev {UPLINK}\n"));
         let moved = Settings { uplink: "eth7".to_owned(), ..by(&node, Attachment::Clsact) };
         drop(start(moved.clone()).await);
         assert_eq!(pinned(&node), Hook::ALL.len(), "pins of the former filters are removed");

@@ -354,7 +354,8 @@ fn a_detached_program_is_attached_again_at_restart() {
 fn another_uplink_takes_the_programs_along() {
     on_node(|node| async move {
         drop(node.start().await);
-        ip("link add eth7 type veth peer name eth8\nlink set eth7 up\n");
+        // The former uplink hosts no egress IP.
+        ip(&format!("link add eth7 type veth peer name eth8\nlink set eth7 up\naddr flush dev {UPLINK}\n"));
         let settings = Settings { uplink: "eth7".to_owned(), ..node.settings() };
         let _dataplane = start(settings).await;
         eventually("the programs are gone from the old uplink", || {

@@ -11,6 +11,7 @@ mod clsact;
 mod devices;
 mod handover;
 mod idle_reset;
+mod interfaces;
 mod killed;
 mod leak_guard;
 mod lifecycle;

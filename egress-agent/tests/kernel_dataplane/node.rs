@@ -258,15 +258,25 @@ pub(crate) fn place(hook: Hook) -> (&'static str, TcAttachType) {
 
 /// Names and IDs of the programs of a hook, first to last; none if the device is missing.
 pub(crate) fn programs(hook: Hook) -> Vec<(String, u32)> {
+    let (device, direction) = place(hook);
+    programs_on(device, direction)
+}
+
+/// The same of any device.
+pub(crate) fn programs_on(device: &str, direction: TcAttachType) -> Vec<(String, u32)> {
     match attachment() {
-        Attachment::Tcx => links(hook).unwrap_or_default(),
-        Attachment::Clsact => filters(hook),
+        Attachment::Tcx => links_on(device, direction).unwrap_or_default(),
+        Attachment::Clsact => filters_on(device, direction),
     }
 }
 
 /// The linked programs; `None` if the device is missing, or the kernel has no links.
 pub(crate) fn links(hook: Hook) -> Option<Vec<(String, u32)>> {
     let (device, direction) = place(hook);
+    links_on(device, direction)
+}
+
+fn links_on(device: &str, direction: TcAttachType) -> Option<Vec<(String, u32)>> {
     let (_, programs) = SchedClassifier::query_tcx(device, direction).ok()?;
     Some(programs.iter().map(|program| (program.name_as_str().unwrap_or("?").to_owned(), program.id())).collect())
 }
@@ -274,6 +284,10 @@ pub(crate) fn links(hook: Hook) -> Option<Vec<(String, u32)>> {
 /// The kernel lists filters by priority.
 pub(crate) fn filters(hook: Hook) -> Vec<(String, u32)> {
     let (device, direction) = place(hook);
+    filters_on(device, direction)
+}
+
+fn filters_on(device: &str, direction: TcAttachType) -> Vec<(String, u32)> {
     let direction = if direction == TcAttachType::Ingress { "ingress" } else { "egress" };
     let arguments = ["-json", "filter", "show", "dev", device, direction];
     let output = Command::new("tc").args(arguments).output().expect("run tc");

@@ -4,11 +4,12 @@ use egress_core::model::interface::{EgressInterface, InterfaceReason, InterfaceS
 use egress_datapath::devices::host::Host;
 use egress_datapath::devices::records::{dump, records};
 use ipnet::IpNet;
+use tokio::sync::watch::channel;
 
 use crate::node::{MGMT, TestNode, UPLINK, device, ip, on_node};
 
 impl TestNode {
-    fn make_eth1(&self) {
+    pub(crate) fn make_eth1(&self) {
         let outside = self.outside_path();
         ip(&format!(
             "link add eth1 mtu 1400 type veth peer name lan1 netns {outside}\n\
@@ -16,7 +17,9 @@ impl TestNode {
              link set eth1 up\n\
              addr add fd00:10::2/64 dev eth1 nodad\n"
         ));
-        self.outside(|| ip("link set lan1 up\n"));
+        self.outside(|| {
+            ip("link set lan1 up\naddr add 10.10.10.1/24 dev lan1\naddr add fd00:10::1/64 dev lan1 nodad\n");
+        });
     }
 }
 
@@ -38,7 +41,7 @@ fn lines(records: &[EgressInterface]) -> Vec<String> {
 fn nic_records_follow_the_devices() {
     on_node(|node| async move {
         let uplink = "breth0 172.18.0.0/16 fd00:172:18::/64";
-        let host = Host::new(UPLINK.into(), MGMT.into()).expect("open a netlink socket");
+        let host = Host::new(UPLINK.into(), MGMT.into(), channel(Vec::new()).1).expect("open a netlink socket");
         let before = read(&host).await;
         assert_eq!(lines(&before), [uplink], "neither the loopback device nor the management port");
         assert_eq!((before[0].is_uplink, &before[0].state), (true, &InterfaceState::Usable));
@@ -48,7 +51,7 @@ fn nic_records_follow_the_devices() {
         assert_eq!(lines(&late), [uplink, "eth1 10.10.10.0/24 fd00:10::/64"]);
         let (index, mac) = device("eth1");
         assert_eq!((late[1].index, late[1].mac, late[1].mtu, late[1].is_uplink), (index, mac, 1400, false));
-        assert_eq!(late[1].state, InterfaceState::Absent(InterfaceReason::NotAttached));
+        assert_eq!(late[1].state, InterfaceState::Usable);
 
         ip("addr add 10.10.10.3/24 dev eth1\n\
             addr add 10.10.10.9/32 dev eth1\n\

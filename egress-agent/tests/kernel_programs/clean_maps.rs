@@ -162,6 +162,7 @@ impl Stage {
             ("policy", Box::new(&mut self.policy)),
             ("owned", Box::new(&mut self.owned)),
             ("owned_addr", Box::new(&mut self.owned_addr)),
+            ("interfaces", Box::new(&mut self.interfaces)),
             ("handovers", Box::new(&mut self.handovers)),
             ("cluster", Box::new(&mut self.cluster)),
             ("nodes", Box::new(&mut self.nodes)),

@@ -6,18 +6,19 @@ use std::process::Command;
 use egress_common::abi::{HandoverStage, NODE_MARK};
 use serde_json::Value;
 
-use crate::cast::V4;
+use crate::cast::{V4, V6};
 use crate::frames::{SYN, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 31] = [
+const FIELDS: [(&str, &[&str], &[&str]); 32] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
     ("owned", &[], &["address", "ifindex", "mtu", "mac"]),
     ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
+    ("interfaces", &[], &["v4", "v6"]),
     ("handovers", &[], &["stage", "peer", "owned"]),
     ("cluster", &["prefix_len", "data"], &["kind", "node"]),
     ("nodes", &["bytes"], &["place", "node"]),
@@ -63,6 +64,7 @@ fn names(value: &Value) -> BTreeSet<&str> {
 pub(crate) fn use_every_map(stage: &mut Stage) {
     stage.hand_over(&V4, HandoverStage::Arriving);
     stage.expose(V4.pod, 17, 53);
+    stage.put_interface(FURTHER, V4.mgmt, V6.mgmt);
     let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
     let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
     let datagram = packet(V4.known_pod, V4.world, 4000, 80);

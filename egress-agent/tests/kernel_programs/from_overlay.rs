@@ -96,13 +96,13 @@ pub(crate) fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
 }
 
 /// A program with its device and hook.
-pub(crate) type AttachPoint = (&'static str, &'static str, TcAttachType);
+pub(crate) type HookPoint = (&'static str, &'static str, TcAttachType);
 
 /// Runs a test body for both families with programs on devices. Both are removed before another test uses the stage: a
 /// device may still get packets, and a starting process may hold a copy of a link.
-pub(crate) fn on_devices(places: &'static [AttachPoint], test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
+pub(crate) fn on_devices(places: &'static [HookPoint], test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     on_stage(move |stage| {
-        let put = |(name, device, hook): &AttachPoint| {
+        let put = |(name, device, hook): &HookPoint| {
             if SchedClassifier::query_tcx(device, *hook).is_err() {
                 // A kernel without links needs clsact. An earlier test may have created it.
                 let _there = tc::qdisc_add_clsact(device);

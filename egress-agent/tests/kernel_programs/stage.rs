@@ -10,9 +10,9 @@ use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, AnswerKey, AnswerKind, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow,
-    FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, Lease, NatEntry, NodeEntry, NodePlace, Owned,
-    OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, Share, Tuple, Usage, Verdict,
-    WhenEmpty,
+    FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, InterfaceAddresses, Lease, NatEntry, NodeEntry,
+    NodePlace, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, Share,
+    Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::limit;
 use egress_common::decide::to_pod::SETTLE_NS;
@@ -41,6 +41,7 @@ pub(crate) struct Stage {
     pub(crate) policy: HashMap<MapData, PolicyEntryKey, PolicyEntry>,
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
+    pub(crate) interfaces: HashMap<MapData, u32, InterfaceAddresses>,
     pub(crate) handovers: HashMap<MapData, u32, HandoverEntry>,
     pub(crate) cluster: LpmTrie<MapData, Addr, ClusterPrefix>,
     pub(crate) nodes: HashMap<MapData, Addr, NodeEntry>,
@@ -148,6 +149,7 @@ impl Stage {
             policy: hash(take("policy")),
             owned: hash(take("owned")),
             owned_addr: hash(take("owned_addr")),
+            interfaces: hash(take("interfaces")),
             handovers: hash(take("handovers")),
             cluster: LpmTrie::try_from(take("cluster")).expect("a trie"),
             nodes: hash(take("nodes")),
@@ -298,6 +300,12 @@ impl Stage {
     pub(crate) fn share_on(&mut self, ifindex: u32, egress_id: u32, address: &str) {
         let owned = Owned::new(egress_id, addr(address), ifindex, OWNED_MAC, 1500);
         self.put_owned(egress_id, owned.shared(egress_id));
+    }
+
+    /// The node's addresses on a further interface.
+    pub(crate) fn put_interface(&mut self, ifindex: u32, v4: &str, v6: &str) {
+        let addresses = InterfaceAddresses { v4: addr(v4), v6: addr(v6) };
+        self.interfaces.insert(ifindex, addresses, 0).expect("a further interface");
     }
 
     fn put_owned(&mut self, egress_id: u32, owned: Owned) {

@@ -4,7 +4,7 @@ use aya::programs::TcAttachType;
 use egress_common::abi::{NODE_MARK, Verdict};
 
 use crate::frames::{ACK, Body, FrameSpec, RST, SYN, packet};
-use crate::from_overlay::{AttachPoint, FarEnd, on_devices};
+use crate::from_overlay::{FarEnd, HookPoint, on_devices};
 use crate::resets::reset_of;
 use crate::stage::{
     FROM_POD, MGMT_MAC, NEXT, POD_MAC, REDIRECT, REDIRECTED, Ran, SHOT, TO_NETDEV, TO_POD, TestRun, UPLINK, WAITING,
@@ -182,7 +182,7 @@ fn a_connection_that_lost_its_port_on_the_node_address_is_reset() {
 /// The same with real packets through the host's stack: the answer leaves by another device than the packet.
 #[test]
 fn the_reset_from_the_uplink_reaches_the_pod() {
-    const PLACES: &[AttachPoint] =
+    const PLACES: &[HookPoint] =
         &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress), ("to_netdev", "breth0", TcAttachType::Egress)];
     on_devices(PLACES, |_, cast| {
         batch(&format!("neigh replace {} lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n", cast.other_node));

@@ -10,11 +10,11 @@ use egress_common::abi::Verdict;
 use crate::cast::{FamilyAddresses, V4};
 use crate::encapsulation::setup::seal;
 use crate::frames::{FrameSpec, SYN, packet};
-use crate::from_overlay::{AttachPoint, FarEnd, arrives, is, on_devices, wrapped};
+use crate::from_overlay::{FarEnd, HookPoint, arrives, is, on_devices, wrapped};
 use crate::slow_guest::patience;
 use crate::stage::{MGMT_MAC, POD_MAC, ROUTER_MAC, UPLINK_MAC, batch};
 
-const PLACES: &[AttachPoint] = &[
+const PLACES: &[HookPoint] = &[
     ("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress),
     ("to_pod", "ovn-k8s-mp0", TcAttachType::Egress),
     ("from_overlay", "egress0", TcAttachType::Ingress),
@@ -22,7 +22,7 @@ const PLACES: &[AttachPoint] = &[
     ("to_netdev", "breth0", TcAttachType::Egress),
 ];
 
-const STEERING: &[AttachPoint] = &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress)];
+const STEERING: &[HookPoint] = &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress)];
 
 /// The frame with these tags, outermost first.
 fn tagged(packet: &FrameSpec, tags: &[u16]) -> Vec<u8> {

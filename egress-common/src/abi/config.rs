@@ -122,6 +122,26 @@ pub struct Config {
 }
 abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 8 + 16 + 32);
 
+/// Value of `interfaces`: the node's own addresses on a further egress interface, for packets with the mark 1008; unspecified
+/// where it has none of that family. The key is the interface's index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct InterfaceAddresses {
+    pub v4: Addr,
+    pub v6: Addr,
+}
+abi!(InterfaceAddresses, 32);
+
+impl InterfaceAddresses {
+    #[inline(always)]
+    pub const fn of(&self, family: Family) -> Addr {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+}
+
 /// A Bloom filter of 256 bits, one for each address: it may report addresses that were not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

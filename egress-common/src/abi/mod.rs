@@ -25,7 +25,7 @@ mod verdict;
 pub use addr::{Addr, Family};
 pub use answers::{AnswerKey, AnswerKind};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
-pub use config::{BloomFilter, Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts};
+pub use config::{BloomFilter, Config, Cover, DEFAULT_INBOUND, InterfaceAddresses, OnUnknownPod, PortRange, Timeouts};
 pub use counters::{ConflictEvent, Count, DropEvent, EipCount};
 pub use flows::{
     CANDIDATES, Datagram, EPOCHS, ExposedPort, Exposure, Flow, FlowCacheUse, FragKey, FragPorts, Holder, Inbound,

@@ -1,4 +1,4 @@
-//! `from_netdev`: the uplink, TC ingress. Packets from outside to this node.
+//! `from_netdev`: the uplink and the further egress interfaces, TC ingress. Packets from outside to this node.
 //!
 //! For an owned egress IP: replies, and ICMP errors that quote a packet of a flow, go to the pod, here or through the
 //! overlay. All other packets for it are dropped, so that nothing unsolicited reaches the host or a pod; also what
@@ -36,8 +36,9 @@ pub enum FromNetdev<'t> {
 /// Whether a plain packet shows that [`decide`] leaves it alone, as nearly all traffic of the node itself: it is neither
 /// for an owned egress IP nor for a port of NAT on the node's address.
 #[inline(always)]
-pub fn is_left_alone(plain: &Plain, config: &Config) -> bool {
-    let may_be_nodes = is_node_address(&plain.daddr, config, plain.family) && is_node_port(plain.dport, config);
+pub fn is_left_alone(plain: &Plain, ifindex: u32, config: &Config) -> bool {
+    let may_be_nodes = is_node_port(plain.dport, config)
+        && (ifindex != config.uplink_ifindex || is_node_address(&plain.daddr, config, plain.family));
     !may_be_nodes && !config.owned.may_contain(&plain.daddr)
 }
 
@@ -62,7 +63,8 @@ pub fn decide<'t, T: Tables>(
         let decision = answer(headers, quote, tables, !is_shared);
         return if is_shared { or_left_alone(decision) } else { decision };
     }
-    if headers.tuple.daddr == node_address(config, headers.family)
+    // On other interfaces the node has other addresses, which the NAT entry has.
+    if (ifindex != config.uplink_ifindex || headers.tuple.daddr == node_address(config, headers.family))
         && config.node_ports.first != 0
         && let Some(nat_entry) = for_node(headers, quote, tables, config)
         && nat_entry.origin() == Some(Origin::Stack)
@@ -275,7 +277,7 @@ pub fn is_node_address(address: &Addr, config: &Config, family: Family) -> bool 
     }
 }
 
-/// The address that packets marked 1008 get.
+/// The address that packets marked 1008 get on the uplink.
 #[inline(always)]
 pub fn node_address(config: &Config, family: Family) -> Addr {
     match family {

@@ -43,6 +43,7 @@ pub struct MemoryMaps {
     pub policies: RefCell<HashMap<PolicyEntryKey, PolicyEntry>>,
     pub owned: RefCell<HashMap<u32, Owned>>,
     pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
+    pub interfaces: RefCell<HashMap<u32, InterfaceAddresses>>,
     pub handovers: RefCell<HashMap<u32, HandoverEntry>>,
     pub inbound: Table<Inbound>,
     pub exposed: RefCell<HashMap<ExposedPort, u32>>,
@@ -69,6 +70,7 @@ struct LentValues {
     policies: Lent<PolicyEntry>,
     owned: Lent<Owned>,
     owned_addr: Lent<OwnedAddr>,
+    interfaces: Lent<InterfaceAddresses>,
     handover: Lent<HandoverEntry>,
     flows: Lent<Flow>,
     nat_entries: Lent<NatEntry>,
@@ -90,6 +92,7 @@ impl MemoryMaps {
             policies: RefCell::default(),
             owned: RefCell::default(),
             owned_addr: RefCell::default(),
+            interfaces: RefCell::default(),
             handovers: RefCell::default(),
             inbound: Table::new(),
             exposed: RefCell::default(),
@@ -110,6 +113,7 @@ impl MemoryMaps {
                 policies: Lent::new(),
                 owned: Lent::new(),
                 owned_addr: Lent::new(),
+                interfaces: Lent::new(),
                 handover: Lent::new(),
                 flows: Lent::new(),
                 nat_entries: Lent::new(),
@@ -127,6 +131,7 @@ impl MemoryMaps {
         lent.policies.take_back();
         lent.owned.take_back();
         lent.owned_addr.take_back();
+        lent.interfaces.take_back();
         lent.handover.take_back();
         lent.flows.take_back();
         lent.nat_entries.take_back();
@@ -284,6 +289,9 @@ impl Tables for MemoryMaps {
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         self.owned_addr.borrow().get(addr).map(|owned| self.lent.owned_addr.lend(*owned))
+    }
+    fn interface(&self, ifindex: u32) -> Option<&InterfaceAddresses> {
+        self.interfaces.borrow().get(&ifindex).map(|addresses| self.lent.interfaces.lend(*addresses))
     }
     fn has_lease(&self) -> bool {
         self.lease.get().left_ns(self.now.get()) > 0

@@ -32,8 +32,8 @@ pub mod memory_maps;
 pub(crate) mod packets;
 
 use crate::abi::{
-    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Origin, Owned,
-    OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple, Verdict,
+    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses, NatEntry, NodeEntry,
+    Origin, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple, Verdict,
 };
 use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
@@ -105,6 +105,8 @@ pub trait Tables {
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry>;
     fn owned(&self, egress_id: u32) -> Option<&Owned>;
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
+    /// The node's own addresses on a further egress interface.
+    fn interface(&self, ifindex: u32) -> Option<&InterfaceAddresses>;
     /// Whether this node may emit its egress IPs now ([`crate::abi::Lease`]).
     fn has_lease(&self) -> bool;
     /// The hand-over of the policy's address to or from this node.

@@ -1,4 +1,4 @@
-//! `to_netdev`: the uplink, TC egress. Guard of all packets that leave, and SNAT of packets with the mark.
+//! `to_netdev`: the uplink and the further egress interfaces, TC egress. Guard of all packets that leave, and SNAT of packets with the mark.
 //!
 //! Packets that a program of this node redirected are recognised by their priority (`Config::redirected`) before this
 //! decision. So a forwarded packet with an egress IP as its source got it from a pod or a rule of the host, and not
@@ -7,7 +7,7 @@
 use super::from_pod::{self, FromPod};
 use super::snat::{self, SnatSource};
 use super::{NatOwner, Tables, fragments, from_netdev, slots, to_pod};
-use crate::abi::{Addr, Class, Config, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
+use crate::abi::{Addr, Class, Config, Family, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
 use crate::wire::{Headers, L4, Quote};
 
 /// Metadata of the skb.
@@ -57,7 +57,7 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
     if meta.forwarded && !meta.returning && is_egress_ip(&headers.tuple.saddr, tables) {
         return ToNetdev::Done(Verdict::SpoofedEgressIp);
     }
-    if meta.forwarded && matches_a_foreign_nat_entry(headers, tables, config) {
+    if meta.forwarded && matches_a_foreign_nat_entry(headers, meta.ifindex, tables, config) {
         return ToNetdev::Done(Verdict::PortTaken);
     }
     // Most packets are the node's own and match no pod below.
@@ -87,11 +87,20 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
 ///
 /// Out of line, because few ports need it.
 #[inline(never)]
-fn matches_a_foreign_nat_entry<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> bool {
+fn matches_a_foreign_nat_entry<T: Tables>(headers: &Headers, ifindex: u32, tables: &T, config: &Config) -> bool {
     let tuple = &headers.tuple;
     let may_be = from_netdev::is_node_port(tuple.sport(), config)
-        && tuple.saddr == from_netdev::node_address(config, headers.family);
+        && tuple.saddr == node_address(ifindex, headers.family, tables, config);
     may_be && tables.nat_peek(&snat::reverse_key(tuple, &tuple.saddr, tuple.sport())).is_some()
+}
+
+/// The address that packets marked 1008 get: the node's own on the interface that they leave by.
+#[inline(always)]
+fn node_address<T: Tables>(ifindex: u32, family: Family, tables: &T, config: &Config) -> Addr {
+    if ifindex == config.uplink_ifindex {
+        return from_netdev::node_address(config, family);
+    }
+    tables.interface(ifindex).map_or(Addr::UNSPECIFIED, |addresses| addresses.of(family))
 }
 
 /// The NAT entry of a packet that gets the node's address.
@@ -99,10 +108,11 @@ fn matches_a_foreign_nat_entry<T: Tables>(headers: &Headers, tables: &T, config:
 pub fn translate<'t, T: Tables>(
     headers: &Headers,
     quote: &Quote,
+    ifindex: u32,
     tables: &'t T,
     config: &Config,
 ) -> Result<&'t NatEntry, Verdict> {
-    let address = from_netdev::node_address(config, headers.family);
+    let address = node_address(ifindex, headers.family, tables, config);
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
         return Err(Verdict::NoNodeAddress);
     }
@@ -231,7 +241,7 @@ mod tests {
             }
             let config = maps.config.get();
             let headers = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
-            let nat_entry = translate(&headers, &Quote::NONE, maps, &config).expect("a free port");
+            let nat_entry = translate(&headers, &Quote::NONE, UPLINK, maps, &config).expect("a free port");
             assert_eq!(nat_entry.other.daddr, addr(cast.node));
             assert_eq!(nat_entry.origin(), Some(Origin::Stack));
             maps.assert_paired();
@@ -274,12 +284,12 @@ mod tests {
         both(|cast, maps| {
             let config = maps.config.get();
             let sent = packet(cast.pod, cast.other_node, 4000, 80).headers();
-            translate(&sent, &Quote::NONE, maps, &config).expect("a free port");
+            translate(&sent, &Quote::NONE, UPLINK, maps, &config).expect("a free port");
             let quote = packet(cast.other_node, cast.pod, 80, 4000).quoted(Direction::Ingress);
             let mut error = packet(cast.pod, cast.other_node, 0, 0).unreachable().headers();
-            assert!(translate(&error, &quote, maps, &config).is_ok());
+            assert!(translate(&error, &quote, UPLINK, maps, &config).is_ok());
             error.source_routed = true;
-            assert_eq!(translate(&error, &quote, maps, &config), Err(Verdict::SourceRouted));
+            assert_eq!(translate(&error, &quote, UPLINK, maps, &config), Err(Verdict::SourceRouted));
         });
     }
 
@@ -291,16 +301,16 @@ mod tests {
             let mut without_address = config;
             (without_address.node_v4, without_address.node_v6) = (Addr::UNSPECIFIED, Addr::UNSPECIFIED);
             for broken in [without_address, with_node_ports(config, 0, 0)] {
-                assert_eq!(translate(&headers, &Quote::NONE, maps, &broken), Err(Verdict::NoNodeAddress));
+                assert_eq!(translate(&headers, &Quote::NONE, UPLINK, maps, &broken), Err(Verdict::NoNodeAddress));
             }
             let other = packet(cast.pod, cast.other_node, 0, 0).protocol(PROTO_AH).headers();
-            assert_eq!(translate(&other, &Quote::NONE, maps, &config), Err(Verdict::UnsupportedProtocol));
+            assert_eq!(translate(&other, &Quote::NONE, UPLINK, maps, &config), Err(Verdict::UnsupportedProtocol));
             let narrow = with_node_ports(config, 61000, 61000);
-            assert!(translate(&headers, &Quote::NONE, maps, &narrow).is_ok());
+            assert!(translate(&headers, &Quote::NONE, UPLINK, maps, &narrow).is_ok());
             let second = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
-            assert_eq!(translate(&second, &Quote::NONE, maps, &narrow), Err(Verdict::PortsExhausted));
+            assert_eq!(translate(&second, &Quote::NONE, UPLINK, maps, &narrow), Err(Verdict::PortsExhausted));
             let running = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::ACK).headers();
-            assert_eq!(translate(&running, &Quote::NONE, maps, &config), Err(Verdict::PortTaken));
+            assert_eq!(translate(&running, &Quote::NONE, UPLINK, maps, &config), Err(Verdict::PortTaken));
         });
     }
 
@@ -311,7 +321,7 @@ mod tests {
             let config = maps.config.get();
             for sent in [packet(cast.pod, cast.other_node, 4000, 53), packet(cast.pod, cast.other_node, 0, 0).echo(9)] {
                 let headers = sent.headers();
-                let nat_entry = translate(&headers, &Quote::NONE, maps, &config).expect("a free port");
+                let nat_entry = translate(&headers, &Quote::NONE, UPLINK, maps, &config).expect("a free port");
                 let port = nat_entry.other.dport();
                 let masqueraded = |port, to_port| match headers.l4 {
                     L4::EchoRequest => packet(cast.node, cast.other_node, 0, 0).echo(port),
@@ -422,7 +432,7 @@ mod tests {
             maps.await_first(&marked);
             let config = maps.config.get();
             assert_eq!(decide(&mut marked, &Quote::NONE, &MARKED, maps, &config), ToNetdev::NodeSnat);
-            assert!(translate(&marked, &Quote::NONE, maps, &config).is_ok());
+            assert!(translate(&marked, &Quote::NONE, UPLINK, maps, &config).is_ok());
         });
     }
 

@@ -1,9 +1,9 @@
 //! Packets that leave by the uplink.
 
 use egress_common::abi::{Direction, NODE_MARK, Verdict};
-use egress_common::decide::Rewrite;
 use egress_common::decide::from_netdev;
 use egress_common::decide::to_netdev::{self, Meta, ToNetdev};
+use egress_common::decide::{Rewrite, Tables};
 use egress_common::wire::{Headers, Quote};
 
 use super::{ModelNode, PacketOutcome, Skb, quoted};
@@ -23,21 +23,24 @@ impl ModelNode {
         let outcome = match to_netdev::decide(&mut headers, &quote, meta, &self.maps, &config) {
             ToNetdev::Done(verdict) => PacketOutcome::done(verdict, frame, meta.mark),
             ToNetdev::Unmark => PacketOutcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), meta.mark & !NODE_MARK),
-            ToNetdev::NodeSnat => self.node_snat(&headers, &quote, frame, meta.mark & !NODE_MARK),
+            ToNetdev::NodeSnat => self.node_snat(&headers, &quote, frame, meta),
         };
         self.judge_wire(&headers, meta, &outcome);
         outcome
     }
 
-    /// `mark`: the remaining bits.
-    fn node_snat(&mut self, headers: &Headers, quote: &Quote, frame: &[u8], mark: u32) -> PacketOutcome {
-        let config = self.config();
-        let nat_entry = match to_netdev::translate(headers, quote, &self.maps, &config) {
+    fn node_snat(&mut self, headers: &Headers, quote: &Quote, frame: &[u8], meta: &Meta) -> PacketOutcome {
+        let (config, mark) = (self.config(), meta.mark & !NODE_MARK);
+        let nat_entry = match to_netdev::translate(headers, quote, meta.ifindex, &self.maps, &config) {
             Ok(nat_entry) => *nat_entry,
             Err(Verdict::PortTaken) => return self.reset_from_uplink(headers, frame),
             Err(verdict) => return PacketOutcome::Dropped(verdict),
         };
-        if Rewrite::snat(&nat_entry).addr != from_netdev::node_address(&config, headers.family) {
+        let own = match self.maps.interface(meta.ifindex) {
+            Some(addresses) => addresses.of(headers.family),
+            None => from_netdev::node_address(&config, headers.family),
+        };
+        if Rewrite::snat(&nat_entry).addr != own {
             return PacketOutcome::Dropped(Verdict::ClaimLost);
         }
         match self.translated(headers, quote, frame.to_vec(), config.node_ports, &nat_entry) {

@@ -5,7 +5,7 @@
 //! not serve.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -48,6 +48,9 @@ pub enum InterfaceState {
 pub enum InterfaceReason {
     /// No programs are attached.
     NotAttached,
+    /// A macvlan or ipvlan device and its parent: packets of one pass the hooks of the other. The uplink has programs of the two,
+    /// otherwise the parent.
+    SharesDevice,
     /// It is set down.
     Down,
     /// It is up, and its link is not.
@@ -65,7 +68,8 @@ pub enum InterfaceReason {
 }
 
 impl EgressInterface {
-    fn is_attached(&self) -> bool {
+    /// Whether programs are attached, or are to be.
+    pub fn is_attached(&self) -> bool {
         !matches!(self.state, InterfaceState::Absent(_))
     }
 
@@ -78,8 +82,9 @@ impl EgressInterface {
 }
 
 impl InterfaceReason {
-    const KNOWN: [Self; 7] = [
+    const KNOWN: [Self; 8] = [
         Self::NotAttached,
+        Self::SharesDevice,
         Self::Down,
         Self::NoCarrier,
         Self::VirtualIp,
@@ -92,6 +97,7 @@ impl InterfaceReason {
     pub fn code(&self) -> &str {
         match self {
             Self::NotAttached => "NotAttached",
+            Self::SharesDevice => "SharesDevice",
             Self::Down => "Down",
             Self::NoCarrier => "NoCarrier",
             Self::VirtualIp => "VirtualIP",
@@ -120,6 +126,15 @@ pub fn choose(interfaces: &[EgressInterface], address: IpAddr) -> Option<&Egress
     let holding = attached.filter_map(|one| Some((one, one.prefix_len(address)?)));
     let best = holding.min_by_key(|(one, prefix_len)| (!one.is_uplink, Reverse(*prefix_len), &one.name));
     best.map(|(one, _)| one)
+}
+
+/// Records which of the interfaces have programs. The uplink keeps its state: the agent waits for its programs.
+pub fn set_attached(interfaces: &mut [EgressInterface], attached: &BTreeSet<u32>) {
+    let lacks_programs =
+        |one: &&mut EgressInterface| one.is_attached() && !one.is_uplink && !attached.contains(&one.index);
+    for one in interfaces.iter_mut().filter(lacks_programs) {
+        one.state = InterfaceState::Absent(InterfaceReason::NotAttached);
+    }
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
-
 use std::pin::Pin;
+
+use ipnet::IpNet;
 
 use crate::model::lease::SharedLease;
 use crate::model::node::{Mac, Unserved};
@@ -70,8 +71,10 @@ pub struct Expected {
     /// The old nodes (by tunnel endpoint) of open hand-overs to this node. Such a node may answer an early probe: its
     /// lease has ended when the address is claimed.
     pub holders: BTreeMap<IpAddr, IpAddr>,
-    /// The link addresses of uplinks that nodes publish, by tunnel endpoint.
+    /// The link addresses of egress interfaces that nodes publish, with the node's tunnel endpoint.
     pub links: BTreeMap<Mac, IpAddr>,
+    /// The networks of egress IPs on this node's uplink, where they are not those of its addresses: of a cloud, for example.
+    pub primary_networks: Vec<IpNet>,
 }
 
 impl Expected {

@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nix::net::if_::if_indextoname;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
@@ -156,6 +155,7 @@ struct Announcer {
 
 #[derive(Debug)]
 struct Held {
+    interface: Interface,
     /// Earlier claims do not count.
     since: Instant,
     _membership: Option<UdpSocket>,
@@ -172,9 +172,9 @@ struct Defence {
     task: AbortHandle,
 }
 
-impl Default for Held {
-    fn default() -> Self {
-        Self { since: Instant::now(), _membership: None, announcing: None, defended: None }
+impl Held {
+    fn on(interface: Interface) -> Self {
+        Self { interface, since: Instant::now(), _membership: None, announcing: None, defended: None }
     }
 }
 
@@ -196,9 +196,10 @@ impl Claims {
         self.heard = Some(heard);
     }
 
-    /// Receives solicitations for the address. Called again for a held address after its device was replaced.
-    pub fn join(&mut self, name: &str, interface: Interface, address: IpAddr) {
-        let held = self.held.entry(address).or_default();
+    /// Receives solicitations for the address on its interface. Called again for a held address whose interface has changed.
+    pub fn join(&mut self, interface: Interface, address: IpAddr) {
+        let held = self.held.entry(address).or_insert_with(|| Held::on(interface));
+        held.interface = interface;
         let IpAddr::V6(address) = address else { return };
         let group = solicited_node(address);
         // A device that is down accepts no members; the filter is enough until its event.
@@ -209,30 +210,42 @@ impl Claims {
                 None
             }
         };
-        if let Err(error) = socket::add_filter(name, multicast_mac(group)) {
+        if let Err(error) = socket::add_filter(interface.index, multicast_mac(group)) {
             warn!(%error, %group, "cannot add the group of an egress IP to its interface's filter");
         }
     }
 
-    /// Announces all held addresses: their interface has a carrier again, perhaps on another switch.
-    pub fn announce_all(&mut self, interface_of: impl Fn(IpAddr) -> Option<Interface>) {
-        let all = self.held.keys().filter_map(|address| Some((interface_of(*address)?, *address)));
-        let all: Vec<_> = all.collect();
-        all.into_iter().for_each(|(interface, address)| self.announce(interface, address));
+    /// Announces all held addresses.
+    pub fn announce_all(&mut self) {
+        let all: Vec<IpAddr> = self.held.keys().copied().collect();
+        all.into_iter().for_each(|address| self.announce(address));
     }
 
-    /// Announces the address, starting now. Must be called in a runtime.
-    pub fn announce(&mut self, interface: Interface, address: IpAddr) {
-        let held = self.held.entry(address).or_default();
+    /// Announces the held addresses of these interfaces, which have a carrier again or another path to their network.
+    pub fn announce_on(&mut self, interfaces: &BTreeSet<u32>) {
+        let on_them = self.held.iter().filter(|(_, held)| interfaces.contains(&held.interface.index));
+        let some: Vec<IpAddr> = on_them.map(|(address, _)| *address).collect();
+        some.into_iter().for_each(|address| self.announce(address));
+    }
+
+    /// Announces a held address, starting now. Must be called in a runtime.
+    pub fn announce(&mut self, address: IpAddr) {
+        let Some(held) = self.held.get_mut(&address) else { return };
         if let Some(task) = held.announcing.take() {
             task.abort();
         }
         // Short-lived: some announcements, over within seconds.
-        held.announcing = Some(tokio::spawn(announce(self.announcer.clone(), interface, address)).abort_handle());
+        let task = announce(self.announcer.clone(), held.interface, address);
+        held.announcing = Some(tokio::spawn(task).abort_handle());
+    }
+
+    /// Forgets interfaces that are gone.
+    pub fn retain_interfaces(&self, interfaces: &BTreeSet<u32>) {
+        self.announcer.sender.retain(interfaces);
     }
 
     /// Handles another host's claim of the given age. Must be called in a runtime.
-    pub fn defend(&mut self, interface: Interface, claimant: AddressClaim, ago: Duration) {
+    pub fn defend(&mut self, claimant: AddressClaim, ago: Duration) {
         let now = Instant::now();
         let Some(held) = self.held.get_mut(&claimant.address) else { return };
         let is_late = now.duration_since(held.since) < ago;
@@ -247,7 +260,7 @@ impl Claims {
         debug!(address = %claimant.address, mac = mac_text(claimant.mac), "another host claims an egress IP: announced again");
         let again = Arc::new(AtomicBool::new(false));
         // Short-lived: two or three frames, over within seconds.
-        let task = tokio::spawn(defend(self.announcer.clone(), interface, claimant.address, Arc::clone(&again)));
+        let task = tokio::spawn(defend(self.announcer.clone(), held.interface, claimant.address, Arc::clone(&again)));
         if let Some(former) = held.defended.replace(Defence { at: now, again, task: task.abort_handle() }) {
             former.task.abort();
         }
@@ -255,36 +268,37 @@ impl Claims {
         let _ends = self.heard.as_ref().map(|heard| heard.send(claimant));
     }
 
-    pub fn leave(&mut self, name: &str, address: IpAddr) {
+    /// Ends the announcements of an address, and receives no solicitations for it on its interface, if that still exists.
+    pub fn leave(&mut self, ifindex: u32, address: IpAddr) {
         self.held.remove(&address);
         if let IpAddr::V6(address) = address {
             // Two addresses with the same last three bytes share a group.
             let group = solicited_node(address);
-            if !self.v6().any(|other| solicited_node(other) == group) {
-                remove_filter(name, group);
+            if !self.v6_on(ifindex).any(|other| solicited_node(other) == group) {
+                remove_filter(ifindex, group);
             }
         }
     }
 
-    fn v6(&self) -> impl Iterator<Item = Ipv6Addr> {
-        self.held.keys().filter_map(|address| match address {
-            IpAddr::V6(address) => Some(*address),
-            IpAddr::V4(_) => None,
+    fn v6_on(&self, ifindex: u32) -> impl Iterator<Item = Ipv6Addr> {
+        self.held.iter().filter_map(move |(address, held)| match address {
+            IpAddr::V6(address) if held.interface.index == ifindex => Some(*address),
+            _ => None,
         })
     }
 }
 
-/// Removes the group's link address from the device's filter.
-pub fn remove_filter(device: &str, group: Ipv6Addr) {
-    if let Err(error) = socket::remove_filter(device, multicast_mac(group)) {
-        warn!(%error, %group, "cannot remove the group of an egress IP from the filter of {device}");
+/// Removes the group's link address from the interface's filter.
+fn remove_filter(ifindex: u32, group: Ipv6Addr) {
+    if let Err(error) = socket::remove_filter(ifindex, multicast_mac(group)) {
+        warn!(%error, %group, ifindex, "cannot remove the group of an egress IP from its interface's filter");
     }
 }
 
-/// The same for an address that was announced on another device; a removed device has no filter.
+/// The same for an address that another process has announced, or that was announced on another interface.
 pub fn remove_filter_at(ifindex: u32, address: IpAddr) {
-    if let (IpAddr::V6(address), Ok(device)) = (address, if_indextoname(ifindex)) {
-        remove_filter(&device.to_string_lossy(), solicited_node(address));
+    if let IpAddr::V6(address) = address {
+        remove_filter(ifindex, solicited_node(address));
     }
 }
 
@@ -319,18 +333,15 @@ async fn defend(announcer: Announcer, interface: Interface, address: IpAddr, aga
     announcer.probe(interface, address);
 }
 
-/// Sends from an interface with one shared socket. After an absence of the device the socket returns an error once and is
+/// Sends with one shared socket per interface. After an absence of the device the socket returns an error once and is
 /// replaced; a new device has another index.
 #[derive(Clone, Debug, Default)]
-struct Sender(Arc<Mutex<Option<(u32, PacketSocket)>>>);
+struct Sender(Arc<Mutex<BTreeMap<u32, PacketSocket>>>);
 
 impl Sender {
     fn send(&self, interface: Interface, address: IpAddr, frame: &[u8]) {
-        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((index, socket)) = &*sender
-            && *index == interface.index
-            && socket.send(frame).is_ok()
-        {
+        let mut sockets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sockets.get(&interface.index).is_some_and(|socket| socket.send(frame).is_ok()) {
             return;
         }
         let sent = PacketSocket::sender(interface.index).and_then(|socket| {
@@ -338,14 +349,20 @@ impl Sender {
             Ok(socket)
         });
         let former = match sent {
-            Ok(socket) => sender.replace((interface.index, socket)),
+            Ok(socket) => sockets.insert(interface.index, socket),
             Err(error) => {
                 debug!(%error, %address, "cannot announce an egress IP");
-                sender.take()
+                sockets.remove(&interface.index)
             }
         };
-        drop(sender);
+        drop(sockets);
         blocking(|| drop(former));
+    }
+
+    /// Closes the sockets of all other interfaces.
+    fn retain(&self, interfaces: &BTreeSet<u32>) {
+        let mut sockets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        blocking(|| sockets.retain(|index, _| interfaces.contains(index)));
     }
 }
 

@@ -21,6 +21,7 @@ use crate::announce::frames;
 use crate::announce::socket::PacketSocket;
 use crate::devices::host::{Host, next_hop};
 use crate::devices::interfaces::{self, Interface};
+use crate::devices::records;
 use egress_core::model::node::{Mac, Node};
 use egress_core::node_health::fitness::UplinkState;
 
@@ -111,7 +112,8 @@ impl Hops {
         if self.interface.replace(interface) != Some(interface) {
             self.hops.clear();
         }
-        let (v4, v6) = interfaces::primary_addresses(netlink, interface.index).await?;
+        let addresses = records::addresses(netlink).await?;
+        let (v4, v6) = interfaces::primary_addresses(&addresses, interface.index);
         let mut hops = Vec::new();
         for own in v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)) {
             let Some(address) = next_hop(netlink, interface.index, own).await else { continue };

@@ -8,6 +8,7 @@ use std::mem::size_of;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use nix::net::if_::if_indextoname;
 use nix::sys::socket::sockopt::RcvBufForce;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socket};
 use tokio::io::unix::AsyncFd;
@@ -208,14 +209,14 @@ pub fn join(group: Ipv6Addr, ifindex: u32) -> io::Result<UdpSocket> {
 
 /// Adds a multicast link address to the device's filter. It outlives this process, until it is removed or the device is.
 /// Adding it twice has no further effect.
-pub fn add_filter(device: &str, mac: Mac) -> io::Result<()> {
-    multicast_filter(device, mac, ADD_MULTICAST)
+pub fn add_filter(ifindex: u32, mac: Mac) -> io::Result<()> {
+    multicast_filter(ifindex, mac, ADD_MULTICAST)
 }
 
-/// Removes it; a missing one is no error.
-pub fn remove_filter(device: &str, mac: Mac) -> io::Result<()> {
-    match multicast_filter(device, mac, REMOVE_MULTICAST) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
+/// Removes it; a missing one, or a missing device, is no error.
+pub fn remove_filter(ifindex: u32, mac: Mac) -> io::Result<()> {
+    match multicast_filter(ifindex, mac, REMOVE_MULTICAST) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => Ok(()),
         other => other,
     }
 }
@@ -224,13 +225,12 @@ pub fn remove_filter(device: &str, mac: Mac) -> io::Result<()> {
 const ADD_MULTICAST: libc::Ioctl = 0x8931;
 const REMOVE_MULTICAST: libc::Ioctl = 0x8932;
 
-fn multicast_filter(device: &str, mac: Mac, request: libc::Ioctl) -> io::Result<()> {
+fn multicast_filter(ifindex: u32, mac: Mac, request: libc::Ioctl) -> io::Result<()> {
+    let device = if_indextoname(ifindex)?;
     let fd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let mut name = [0; libc::IFNAMSIZ];
-    if device.len() >= name.len() {
-        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
-    }
-    for (to, from) in name.iter_mut().zip(device.bytes()) {
+    // The kernel's names are shorter, so a zero byte follows.
+    for (to, from) in name.iter_mut().zip(device.to_bytes()) {
         *to = from.cast_signed();
     }
     let mut address = libc::sockaddr { sa_family: libc::sa_family_t::default(), sa_data: [0; 14] };
@@ -238,8 +238,8 @@ fn multicast_filter(device: &str, mac: Mac, request: libc::Ioctl) -> io::Result<
         *to = from.cast_signed();
     }
     let mut ask = libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_hwaddr: address } };
-    // SAFETY: both requests read an `ifreq` with a NUL-terminated name (checked above) and a link address; it is live and
-    // initialised, and the descriptor is an open socket.
+    // SAFETY: both requests read an `ifreq` with a name, whose last byte the kernel overwrites by zero, and a link address; it
+    // is live and initialised, and the descriptor is an open socket.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut ask) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -5,8 +5,9 @@
 //! here. For links the kernel gives program numbers only: with `CAP_SYS_ADMIN` the program's map `counters` is compared with
 //! ours; without it, as in the DaemonSet, directories with links on the same BPF file system are searched.
 //!
-//! Only the configured devices are searched, for both TCX links and clsact filters.
+//! The configured devices and the further egress interfaces are searched, for both TCX links and clsact filters.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -22,17 +23,24 @@ use crate::error::StartError;
 use crate::maps::access::tcx_programs;
 use crate::names::{Hook, LINKS, Pins};
 use crate::settings::Settings;
+use egress_core::model::interface::EgressInterface;
 
 /// Search depth for another agent's directory below a BPF file system's root.
 const DEPTH: u32 = 4;
 
 /// Fails if one of our hooks has a program of another set.
-pub fn refuse(settings: &Settings, pins: &Pins, others: &[PathBuf]) -> Result<(), StartError> {
+pub fn refuse(
+    (settings, interfaces): (&Settings, &[EgressInterface]),
+    pins: &Pins,
+    others: &[PathBuf],
+) -> Result<(), StartError> {
     let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
     let versions = std::iter::once(pins.version()).chain(others.iter().cloned());
     let ours = versions.map(|version| ProgramSet::of(&version)).collect::<io::Result<Vec<_>>>().map_err(cannot_tell)?;
-    for hook in Hook::ALL {
-        let device = settings.device(hook.device());
+    let own = Hook::ALL.into_iter().map(|hook| (hook, settings.device(hook.device())));
+    let further = interfaces.iter().filter(|one| !one.is_uplink);
+    let further = further.flat_map(|one| Hook::NETDEV.map(|hook| (hook, one.name.as_str())));
+    for (hook, device) in own.chain(further) {
         let has_link = has_other_link(&ours, pins, hook, device).map_err(cannot_tell)?;
         let has_filter = has_other_filter(&ours, hook, device)
             .map_err(|error| StartError::kernel(format!("look for filters on {device}"), error))?;
@@ -71,8 +79,13 @@ fn has_other_program(ours: &[ProgramSet], hook: Hook, programs: &[ProgramInfo]) 
 
 /// The programs of this hook's links that are pinned below that directory, by number.
 fn linked(directory: &Path, hook: Hook) -> Vec<u32> {
-    let versions = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let links = versions.map(|version| version.path().join(LINKS).join(hook.name()));
+    let versions = fs::read_dir(directory).into_iter().flatten().flatten();
+    let links = versions.flat_map(|version| fs::read_dir(version.path().join(LINKS)).into_iter().flatten().flatten());
+    let is_hooks = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.and_then(Hook::of_link).is_some_and(|(of, _)| of == hook)
+    };
+    let links = links.map(|entry| entry.path()).filter(is_hooks);
     let opened = links.filter_map(|link| Some(FdLink::from(PinnedLink::from_pin(link).ok()?)));
     opened.filter_map(|link| Some(link.info().ok()?.program_id())).collect()
 }
@@ -110,7 +123,7 @@ fn directories(pins: &Pins) -> Vec<PathBuf> {
 
 /// Directories with pinned maps of ours: `<directory>/v<N>/maps/<map>`.
 fn find(directory: &Path, except: &Path, depth: u32, found: &mut Vec<PathBuf>) {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let below: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     let has_pins = |version: &PathBuf| version.join("maps").join(clsact::COMMON_MAP).exists();
     if directory != except && below.iter().any(has_pins) {

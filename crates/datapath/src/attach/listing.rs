@@ -6,13 +6,15 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::SystemTime;
 
+use aya::maps::{Array, Map, MapData};
 use egress_common::abi::Config;
 
 use crate::attach::clsact::ProgramSet;
 use crate::attach::filters;
+use crate::error::map_io;
 use crate::maps::access;
 use crate::names::Attachment;
-use crate::names::{Device, Hook, LINKS, Pins};
+use crate::names::{AttachPoint, Device, Hook, LINKS, Pins};
 
 /// A program on its hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,20 +45,54 @@ pub const fn ifindex(config: &Config, hook: Hook) -> u32 {
     }
 }
 
-/// The device of a program of this version directory, of any layout.
+/// The places of the pinned links on further egress interfaces.
+pub fn further_links(pins: &Pins) -> io::Result<Vec<AttachPoint>> {
+    let mut places = Vec::new();
+    for entry in fs::read_dir(pins.links())? {
+        let name = entry?.file_name();
+        if let Some((hook, Some(ifindex))) = name.to_str().and_then(Hook::of_link) {
+            places.push(AttachPoint { hook, ifindex, is_further: true });
+        }
+    }
+    places.sort();
+    Ok(places)
+}
+
+/// The device of a pinned link; `None` without a link, or if its device was removed.
+pub fn linked(path: &Path) -> io::Result<Option<u32>> {
+    Ok(by_link(path)?.map(|linked| linked.ifindex))
+}
+
+/// The hook's own device at which a program of this version directory runs, of any layout.
 pub fn device_of(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
     for name in hook.names() {
-        if let Some(linked) = by_link(&version.join(LINKS).join(name))? {
-            return Ok(Some(linked.ifindex));
+        if let Some(ifindex) = linked(&version.join(LINKS).join(name))? {
+            return Ok(Some(ifindex));
         }
     }
     let set = ProgramSet::of(version)?;
-    for ifindex in filters::devices()? {
+    // This layout has the same filters on further egress interfaces.
+    let devices = match current_config(version)? {
+        Some(config) => vec![ifindex(&config, hook)],
+        None => filters::devices()?,
+    };
+    for ifindex in devices {
         if filters::list(ifindex, hook.direction())?.iter().any(|filter| set.has(hook, filter)) {
             return Ok(Some(ifindex));
         }
     }
     Ok(None)
+}
+
+/// The configuration of the programs, if the directory is of this layout.
+fn current_config(version: &Path) -> io::Result<Option<Config>> {
+    let (path, name) = (version.join("maps/config"), version.file_name().and_then(|name| name.to_str()));
+    let is_current = name.and_then(|name| name.split('-').next()) == Some(Pins::version_name().as_str());
+    if !is_current || !path.try_exists()? {
+        return Ok(None);
+    }
+    let config = Array::<MapData, Config>::try_from(Map::Array(MapData::from_pin(path).map_err(map_io)?));
+    config.map_err(map_io)?.get(&0, 0).map_err(map_io).map(Some)
 }
 
 fn by_link(path: &Path) -> io::Result<Option<AttachedProgram>> {

@@ -10,11 +10,13 @@ use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
 use rtnetlink::{Handle, RouteMessageBuilder};
+use tokio::sync::watch::Receiver;
 use tokio::task::JoinSet;
 
 use crate::devices::interfaces::SERVICE_DEVICE;
 use crate::devices::{interfaces, records};
 use crate::error::netlink_io;
+use egress_core::model::interface::EgressInterface;
 use egress_core::model::node::{HostAddresses, HostNetworks};
 use egress_supervise::{self, Task};
 
@@ -29,14 +31,16 @@ pub struct Host {
     pub netlink: Handle,
     pub uplink: String,
     mgmt_port: String,
+    /// The data plane's records.
+    pub interfaces: Receiver<Vec<EgressInterface>>,
 }
 
 impl Host {
-    pub fn new(uplink: String, mgmt_port: String) -> io::Result<Self> {
+    pub fn new(uplink: String, mgmt_port: String, interfaces: Receiver<Vec<EgressInterface>>) -> io::Result<Self> {
         let (connection, netlink, _) = rtnetlink::new_connection()?;
         let mut tasks = JoinSet::new();
         tasks.spawn(egress_supervise::forever(Task::Netlink, connection));
-        Ok(Self { netlink, uplink, mgmt_port, _connection: tasks })
+        Ok(Self { netlink, uplink, mgmt_port, interfaces, _connection: tasks })
     }
 }
 
@@ -47,8 +51,7 @@ impl HostAddresses for Host {
         let names: BTreeMap<u32, String> = links.iter().filter_map(named).collect();
         let is_ours =
             |index: u32| names.get(&index).is_some_and(|name| *name != self.mgmt_port && name != SERVICE_DEVICE);
-        let interfaces = records::records(&links, &addresses, (&self.uplink, &self.mgmt_port));
-        let mut networks = HostNetworks { interfaces, ..HostNetworks::default() };
+        let mut networks = HostNetworks { interfaces: self.interfaces.borrow().clone(), ..HostNetworks::default() };
         for message in &addresses {
             let index = message.header.index;
             let seen = network(message);
@@ -57,14 +60,14 @@ impl HostAddresses for Host {
             }
             networks.all.extend(seen.filter(|_| is_ours(index)));
         }
-        let uplink = names.iter().find(|(_, name)| **name == self.uplink);
-        if let Some((index, _)) = uplink {
-            networks.uplink.mac = interfaces::interface(&self.netlink, &self.uplink).await?.map(|link| link.mac);
-            let (v4, v6) = interfaces::primary_addresses(&self.netlink, *index).await?;
+        let uplink = links.iter().find(|link| interfaces::name(link) == Some(&self.uplink));
+        if let Some(interfaces::Interface { index, mac, .. }) = uplink.map(interfaces::from_message) {
+            networks.uplink.mac = Some(mac);
+            let (v4, v6) = interfaces::primary_addresses(&addresses, index);
             let own = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6));
             for own in own {
                 networks.primary.extend(networks.all.iter().find(|network| network.addr() == own));
-                networks.uplink.next_hops.extend(next_hop(&self.netlink, *index, own).await);
+                networks.uplink.next_hops.extend(next_hop(&self.netlink, index, own).await);
             }
         }
         Ok(networks)

@@ -1,16 +1,17 @@
 //! Facts about the node's devices, by rtnetlink.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::TryStreamExt;
+use ipnet::IpNet;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
 use crate::error::netlink_io;
-use crate::names::Device;
-use egress_core::model::interface::{EgressInterface, choose};
+use crate::names::{AttachPoint, Device, Hook};
+use egress_core::model::interface::{EgressInterface, InterfaceState, choose};
 
 /// kube-proxy in IPVS mode keeps the addresses of all services on this device.
 pub const SERVICE_DEVICE: &str = "kube-ipvs0";
@@ -33,28 +34,56 @@ pub struct NodeFacts {
     pub overlay: Option<Interface>,
     /// Created down, and brought up when its program is attached.
     pub overlay_up: bool,
-    /// Whether the uplink can send.
-    pub carrier: bool,
     /// Primary addresses of the uplink.
     pub v4: Option<Ipv4Addr>,
     pub v6: Option<Ipv6Addr>,
+    /// The same of the further egress interfaces, by index.
+    pub further_addresses: BTreeMap<u32, (Option<Ipv4Addr>, Option<Ipv6Addr>)>,
     /// The uplink and the other interfaces that can host egress IPs.
     pub interfaces: Vec<EgressInterface>,
 }
 
 impl NodeFacts {
     /// The interface that hosts an egress IP: whose neighbours are asked for it, and on which it is answered and announced.
-    /// What is in no network of the others is the uplink's, such as addresses of a cloud. Its name is
-    /// [`crate::settings::Settings::interface_of`].
-    pub fn interface_of(&self, address: IpAddr) -> Option<Interface> {
+    /// An address in no network of an interface is the uplink's if it is in one of these networks.
+    pub fn interface_of(&self, address: IpAddr, primary_networks: &[IpNet]) -> Option<Interface> {
         match choose(&self.interfaces, address) {
-            Some(EgressInterface { is_uplink: true, .. }) | None => self.uplink,
+            Some(EgressInterface { is_uplink: true, .. }) => self.uplink,
             Some(other) => Some(Interface { index: other.index, mac: other.mac, mtu: other.mtu }),
+            None => self.uplink.filter(|_| primary_networks.iter().any(|network| network.contains(&address))),
         }
     }
 
     pub fn interface_indices(&self) -> BTreeSet<u32> {
         self.interfaces.iter().map(|one| one.index).collect()
+    }
+
+    /// What decides where an egress IP belongs.
+    pub fn hosts(&self) -> (Option<Interface>, &[EgressInterface]) {
+        (self.uplink, &self.interfaces)
+    }
+
+    /// The indices of the interfaces that can send.
+    pub fn usable(&self) -> BTreeSet<u32> {
+        let usable = self.interfaces.iter().filter(|one| one.state == InterfaceState::Usable);
+        usable.map(|one| one.index).collect()
+    }
+
+    /// The places of the programs of these hooks on the present devices, in this order, before
+    /// [`set_attached`](egress_core::model::interface::set_attached).
+    pub fn places(&self, hooks: [Hook; 5]) -> Vec<AttachPoint> {
+        let of_hook = |hook: Hook| {
+            let own = self.device(hook.device()).map(|device| (device.index, false));
+            let further = self.further().filter(move |one| one.is_attached() && Hook::NETDEV.contains(&hook));
+            let further = further.map(|one| (one.index, true));
+            own.into_iter().chain(further).map(move |(ifindex, is_further)| AttachPoint { hook, ifindex, is_further })
+        };
+        hooks.into_iter().flat_map(of_hook).collect()
+    }
+
+    /// The egress interfaces besides the uplink.
+    pub fn further(&self) -> impl Iterator<Item = &EgressInterface> {
+        self.interfaces.iter().filter(|one| !one.is_uplink)
     }
 
     pub fn device(&self, device: Device) -> Option<Interface> {
@@ -144,17 +173,15 @@ pub fn from_message(message: &LinkMessage) -> Interface {
 
 /// The addresses that the node itself uses on a device: global, primary, in use, and first in the kernel's order. An
 /// address of full prefix length (a virtual IP of some other software) is taken only where there is no other.
-pub async fn primary_addresses(netlink: &Handle, index: u32) -> std::io::Result<(Option<Ipv4Addr>, Option<Ipv6Addr>)> {
-    let mut stream = netlink.address().get().set_link_index_filter(index).execute();
+pub fn primary_addresses(addresses: &[AddressMessage], index: u32) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
     let (mut v4, mut v6) = (None, None);
-    while let Some(message) = stream.try_next().await.map_err(netlink_io)? {
-        let Some(candidate) = candidate(&message) else { continue };
+    for candidate in addresses.iter().filter(|message| message.header.index == index).filter_map(candidate) {
         match candidate {
             (IpAddr::V4(address), whole) => prefer(&mut v4, address, whole),
             (IpAddr::V6(address), whole) => prefer(&mut v6, address, whole),
         }
     }
-    Ok((v4.map(|(address, _)| address), v6.map(|(address, _)| address)))
+    (v4.map(|(address, _)| address), v6.map(|(address, _)| address))
 }
 
 fn prefer<A>(best: &mut Option<(A, bool)>, address: A, whole_prefix: bool) {

@@ -27,8 +27,12 @@ const OVN_MANAGEMENT_PORT: &str = "ovn-k8s-mp";
 /// All links and all addresses.
 pub async fn dump(netlink: &Handle) -> io::Result<(Vec<LinkMessage>, Vec<AddressMessage>)> {
     let links = netlink.link().get().execute().try_collect().await.map_err(netlink_io)?;
-    let addresses = netlink.address().get().execute().try_collect().await.map_err(netlink_io)?;
-    Ok((links, addresses))
+    Ok((links, addresses(netlink).await?))
+}
+
+/// All addresses.
+pub async fn addresses(netlink: &Handle) -> io::Result<Vec<AddressMessage>> {
+    netlink.address().get().execute().try_collect().await.map_err(netlink_io)
 }
 
 /// The records, the uplink's first, then by name. The uplink has one whatever it is.
@@ -55,20 +59,41 @@ pub fn records(
         }
         let Interface { index, mac, mtu } = interfaces::from_message(link);
         let networks = networks.into_iter().take(MOST_INTERFACE_NETWORKS).collect();
-        Some(EgressInterface {
-            index,
-            name: name.to_owned(),
-            mac,
-            mtu,
-            is_uplink,
-            networks,
-            state: state(link, is_uplink),
-        })
+        Some(EgressInterface { index, name: name.to_owned(), mac, mtu, is_uplink, networks, state: state(link) })
     };
     let mut records: Vec<_> = links.iter().filter_map(record).collect();
+    exclude_stacked(&mut records, links);
     records.sort_by(|one, other| (!one.is_uplink, &one.name).cmp(&(!other.is_uplink, &other.name)));
     records.truncate(MOST_INTERFACES);
     records
+}
+
+/// Leaves programs on one of two egress interfaces that see the same packets.
+fn exclude_stacked(records: &mut [EgressInterface], links: &[LinkMessage]) {
+    for (child, parent) in links.iter().filter_map(stacked) {
+        let is_uplink = |index| records.iter().find(|one| one.index == index).map(|one| one.is_uplink);
+        let excluded = match (is_uplink(child), is_uplink(parent)) {
+            (Some(true), Some(_)) => parent,
+            (Some(false), Some(_)) => child,
+            (None, _) | (_, None) => continue,
+        };
+        for one in records.iter_mut().filter(|one| one.index == excluded) {
+            one.state = InterfaceState::Absent(InterfaceReason::SharesDevice);
+        }
+    }
+}
+
+/// A macvlan or ipvlan device, and its parent in this namespace.
+fn stacked(link: &LinkMessage) -> Option<(u32, u32)> {
+    const KINDS: [InfoKind; 4] = [InfoKind::MacVlan, InfoKind::MacVtap, InfoKind::IpVlan, InfoKind::IpVtap];
+    let is_stacked =
+        interfaces::link_info(link).iter().any(|info| matches!(info, LinkInfo::Kind(kind) if KINDS.contains(kind)));
+    let is_local = !link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::LinkNetNsId(_)));
+    let parent = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Link(parent) => Some(*parent),
+        _ => None,
+    });
+    parent.filter(|_| is_stacked && is_local).map(|parent| (link.header.index, parent))
 }
 
 fn can_host(link: &LinkMessage, name: &str) -> bool {
@@ -80,10 +105,9 @@ fn can_host(link: &LinkMessage, name: &str) -> bool {
     is_ethernet && !of_others && (!has_master || in_vrf()) && !is(LinkInfo::Kind(InfoKind::Vrf))
 }
 
-/// Programs are attached to the uplink alone.
-fn state(link: &LinkMessage, is_uplink: bool) -> InterfaceState {
+/// Of an interface with programs ([`egress_core::model::interface::set_attached`]).
+fn state(link: &LinkMessage) -> InterfaceState {
     match () {
-        () if !is_uplink => InterfaceState::Absent(InterfaceReason::NotAttached),
         () if !interfaces::is_up(link) => InterfaceState::Attached(InterfaceReason::Down),
         () if !interfaces::has_carrier(link) => InterfaceState::Attached(InterfaceReason::NoCarrier),
         () => InterfaceState::Usable,
@@ -194,7 +218,7 @@ mod tests {
             mtu: 1500,
             is_uplink: false,
             networks: [(net("10.10.10.0/24"), None), (net("fd00:10::/64"), None)].into(),
-            state: InterfaceState::Absent(InterfaceReason::NotAttached),
+            state: InterfaceState::Usable,
         };
         assert_eq!(read(&both, &addresses), [uplink, eth1]);
     }
@@ -203,15 +227,54 @@ mod tests {
     fn the_uplink_has_a_record_whatever_it_is() {
         let port = with(link(UPLINK), port_of(InfoPortKind::Bridge));
         assert_eq!(names(&read(&[port], &[])), [UPLINK.1]);
+    }
+
+    #[test]
+    fn the_state_follows_the_link() {
         for (flags, state) in [
             (LinkFlags::empty(), InterfaceState::Attached(InterfaceReason::Down)),
             (LinkFlags::Up, InterfaceState::Attached(InterfaceReason::NoCarrier)),
             (LinkFlags::Up | LinkFlags::LowerUp, InterfaceState::Usable),
         ] {
-            let mut uplink = link(UPLINK);
-            uplink.header.flags = flags;
-            assert_eq!(read(&[uplink], &[])[0].state, state);
+            let mut links = [link(UPLINK), link((3, "eth1"))];
+            links.iter_mut().for_each(|one| one.header.flags = flags);
+            let states: Vec<_> =
+                read(&links, &[address(3, "10.10.10.2/24")]).into_iter().map(|one| one.state).collect();
+            assert_eq!(states, [state.clone(), state]);
         }
+    }
+
+    /// Packets of a macvlan pass the hooks of its parent too.
+    #[test]
+    fn of_a_device_and_its_parent_one_has_programs() {
+        const NONE: [u32; 0] = [];
+        let on_parent = |name: (u32, &str), kind: InfoKind, parent| {
+            with(link(name), [LinkAttribute::Link(parent), LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)])])
+        };
+        let excluded = |links: &[LinkMessage], indices: &[u32]| {
+            let addresses: Vec<_> = indices.iter().map(|i| address(*i, &format!("10.10.{i}.2/24"))).collect();
+            let records = read(links, &addresses).into_iter();
+            let shares = InterfaceState::Absent(InterfaceReason::SharesDevice);
+            records.filter(|one| one.state == shares).map(|one| one.index).collect::<Vec<_>>()
+        };
+        for kind in [InfoKind::MacVlan, InfoKind::IpVlan] {
+            let child = on_parent((4, "mac1"), kind.clone(), 3);
+            assert_eq!(excluded(&[link((3, "eth1")), child.clone()], &[3, 4]), [4]);
+            assert_eq!(excluded(&[link((3, "eth1")), child.clone()], &[4]), NONE, "the parent hosts nothing");
+            assert_eq!(
+                excluded(&[link((3, "eth1")), on_parent(UPLINK, kind, 3)], &[3]),
+                [3],
+                "the uplink has programs"
+            );
+            let elsewhere = with(child, [LinkAttribute::LinkNetNsId(1)]);
+            assert_eq!(excluded(&[link((3, "eth1")), elsewhere], &[3, 4]), NONE, "an index of another namespace");
+        }
+        let tagged = on_parent((4, "eth1.5"), InfoKind::Vlan, 3);
+        assert_eq!(
+            excluded(&[link((3, "eth1")), tagged], &[3, 4]),
+            NONE,
+            "the parent's programs leave tagged frames alone"
+        );
     }
 
     #[test]

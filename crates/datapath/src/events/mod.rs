@@ -68,10 +68,7 @@ pub async fn run(ring: RingBuf<MapData>, drops: Drops, shared: Arc<Shared>) {
 }
 
 fn meet(shared: &Shared, claimant: AddressClaim, ago: Duration) {
-    let mut state = shared.state();
-    if let Some(interface) = state.facts().interface_of(claimant.address) {
-        state.claims.defend(interface, claimant, ago);
-    }
+    shared.state().claims.defend(claimant, ago);
 }
 
 /// Field by field in the layout of [`ConflictEvent`]; with its age.

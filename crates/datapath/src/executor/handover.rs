@@ -15,14 +15,13 @@ use crate::clock::now_ns;
 use crate::executor::{kernel, put as put_entry, remove};
 use crate::maps::convert;
 use crate::node_state::State;
-use crate::node_state::shared::Shared;
 use egress_core::model::state::{EgressId, HandoverStage, HandoverState};
 use egress_core::plan::executor::DataplaneError;
 
 /// A flow may appear idle for half a second after a packet (`flow_cache` of the programs).
 const NOTED_NS: u64 = 500_000_000;
 
-pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
+pub fn put(state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
     let HandoverState { stage, address, peer, is_shared } = handover;
     let owned = entry(state, id, &handover)?;
     let before = state.maps.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
@@ -42,7 +41,7 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, handover: HandoverS
         given_up.map_err(kernel("remove from map owned"))?;
         // Ends the announcements. After the step, because a busy kernel may be slow to change a filter.
         if !is_shared {
-            state.claims.leave(shared.settings.interface_of(address), address);
+            state.claims.leave(owned.ifindex, address);
         }
         info!(%address, id = id.0, "egress IP is no longer served here");
     }
@@ -59,7 +58,7 @@ fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned,
         }
     }
     let no_interface = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
-    let interface = state.facts().interface_of(handover.address).ok_or_else(no_interface)?;
+    let interface = state.interface_of(handover.address).ok_or_else(no_interface)?;
     Ok(convert::owned(id, handover.address, interface, handover.is_shared))
 }
 

@@ -54,7 +54,9 @@ impl Executor for Dataplane {
     fn expect(&mut self, expected: Expected) {
         let mut state = self.shared.state();
         expected.handed_over.iter().for_each(|address| state.note_probed(*address));
-        state.expected = expected;
+        if let Err(error) = state.expect(expected) {
+            tracing::warn!(%error, "cannot rewrite the owned addresses for the uplink; trying again");
+        }
     }
 
     async fn prepare(&mut self, plan: &[Action]) {
@@ -70,9 +72,7 @@ impl Executor for Dataplane {
     /// Announces only now: a former owner must not announce an address that has moved.
     fn confirm(&mut self) {
         egress_supervise::blocking(|| self.shared.leak_guard.finish_migration(&self.shared));
-        let mut state = self.shared.state();
-        let facts = state.facts().clone();
-        state.claims.announce_all(|address| facts.interface_of(address));
+        self.shared.state().claims.announce_all();
     }
 
     fn lease(&self) -> SharedLease {
@@ -152,10 +152,10 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             return shared.state().set_on_unknown_pod(*on).map_err(kernel("write map config"));
         }
         Action::Disown(id, address) => {
-            disown(shared, &mut shared.state(), *id, *address)?;
+            disown(&mut shared.state(), *id, *address)?;
             return shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"));
         }
-        Action::PutHandover(id, handover) => return handover::put(shared, &mut shared.state(), *id, *handover),
+        Action::PutHandover(id, handover) => return handover::put(&mut shared.state(), *id, *handover),
         Action::EndHandover(id, address) => return handover::end(&mut shared.state(), *id, *address),
         _ => {}
     }
@@ -284,7 +284,7 @@ fn no_interface() -> DataplaneError {
 async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let (interface, held) = {
         let state = shared.state();
-        (state.facts().interface_of(address), state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?)
+        (state.interface_of(address), state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?)
     };
     let interface = interface.ok_or_else(no_interface)?;
     let held = held.map(|entry| entry.address.to_ip());
@@ -308,18 +308,17 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
 fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) -> Result<(), DataplaneError> {
     let mut state = shared.state();
     // The interface may have been replaced during the probe.
-    let interface = state.facts().interface_of(address).ok_or_else(no_interface)?;
-    let name = shared.settings.interface_of(address);
-    state.claims.join(name, interface, address);
+    let interface = state.interface_of(address).ok_or_else(no_interface)?;
+    state.claims.join(interface, address);
     if let Err(error) = state.write_owned(id, convert::owned(id, address, interface, false)) {
-        state.claims.leave(name, address);
+        state.claims.leave(interface.index, address);
         return Err(refused("owned", state.maps.owned.limit(), error));
     }
     // A policy has one address per node. The old one is removed after the new one is written.
-    let ended = held.map_or(Ok(()), |held| disown(shared, &mut state, id, held));
+    let ended = held.map_or(Ok(()), |held| disown(&mut state, id, held));
     state.raise_decisions().map_err(kernel("write map config"))?;
     ended?;
-    state.claims.announce(interface, address);
+    state.claims.announce(address);
     info!(%address, id = id.0, "egress IP is served here");
     Ok(())
 }
@@ -329,14 +328,14 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
 fn share(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let mut state = shared.state();
     let held = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
-    let interface = state.facts().interface_of(address).ok_or_else(no_interface)?;
+    let interface = state.interface_of(address).ok_or_else(no_interface)?;
     let owned = convert::owned(id, address, interface, true);
     if held == Some(owned) {
         return Ok(());
     }
     state.write_owned(id, owned).map_err(|error| refused("owned", state.maps.owned.limit(), error))?;
     let former = held.map(|entry| entry.address.to_ip()).filter(|former| *former != address);
-    let ended = former.map_or(Ok(()), |former| disown(shared, &mut state, id, former));
+    let ended = former.map_or(Ok(()), |former| disown(&mut state, id, former));
     state.raise_decisions().map_err(kernel("write map config"))?;
     ended?;
     info!(%address, id = id.0, "egress IP is served here, and shared with a Service");
@@ -359,7 +358,7 @@ fn in_use(state: &State, address: IpAddr, mac: Mac) -> DataplaneError {
 fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
     let (interface, under_way) = {
         let mut state = shared.state();
-        let Some(interface) = state.facts().interface_of(address) else { return };
+        let Some(interface) = state.interface_of(address) else { return };
         (interface, state.begin_probe(address))
     };
     let shared = Arc::clone(shared);
@@ -399,7 +398,7 @@ impl Dataplane {
             let unknown = owns.into_iter().filter(|address| !held(address) && !state.is_probed(*address));
             let mut wanted = BTreeMap::<Interface, Vec<IpAddr>>::new();
             for address in unknown {
-                if let Some(interface) = state.facts().interface_of(address) {
+                if let Some(interface) = state.interface_of(address) {
                     wanted.entry(interface).or_default().push(address);
                 }
             }
@@ -421,7 +420,7 @@ impl Dataplane {
 }
 
 /// Ends translation first, including a hand-over, then answers, then the membership.
-fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+fn disown(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let maps = &mut state.maps;
     let key = Addr::from(address);
     let handover = maps.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
@@ -437,8 +436,8 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     if answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut maps.owned_addr, &key)?;
         // Before anything that may fail: a retry finds no entry and would skip it.
-        if answers.is_some_and(|entry| !entry.is_shared()) {
-            state.claims.leave(shared.settings.interface_of(address), address);
+        if let Some(entry) = answers.filter(|entry| !entry.is_shared()) {
+            state.claims.leave(entry.ifindex, address);
         }
         info!(%address, id = id.0, "egress IP is no longer served here");
         state.rebuild_owned_filter().map_err(kernel("write map config"))?;

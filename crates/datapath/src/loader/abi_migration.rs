@@ -77,7 +77,10 @@ impl AbiMigration {
                 let from = other.join(directory);
                 // A link gets the hook's current name. A link of an unknown hook is removed with the former directory.
                 let new_name = |name: &OsStr| match directory {
-                    LINKS => name.to_str().and_then(Hook::of_name).map(|hook| hook.name().into()),
+                    LINKS => name.to_str().and_then(Hook::of_link).and_then(|(hook, ifindex)| {
+                        let path = ifindex.map_or(pins.link(hook), |ifindex| pins.further_link(hook, ifindex));
+                        path.file_name().map(OsStr::to_owned)
+                    }),
                     _ => Some(name.to_owned()),
                 };
                 move_entries(&from, &pins.version().join(directory), new_name)

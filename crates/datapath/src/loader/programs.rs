@@ -3,7 +3,9 @@
 //!
 //! - **First start**: the link is created after the maps exist, since its program runs at once, and then pinned.
 //! - **Restart**: the pinned link gets the new program atomically (`BPF_LINK_UPDATE`).
-//! - **Device deleted** or **another device** (`--uplink` changed): the link is severed or elsewhere, and is replaced.
+//! - **Device deleted**: the link is severed, and is replaced.
+//! - **Another device** (`--uplink` changed): the link stays on the former device, under the name that it has as a further
+//!   egress interface, until the hooks are known that are in use.
 //! - **Without TCX**, or by setting: a clsact filter replaces link and pin (`clsact`), also atomically. Attachments of the
 //!   other kind, and filters on a former uplink, are removed after the new program runs.
 
@@ -20,17 +22,18 @@ use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError
 use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::sys::SyscallError;
 use aya::{Ebpf, EbpfLoader};
-use nix::net::if_::if_nametoindex;
+use nix::net::if_::if_indextoname;
 use nix::sys::signal::SigSet;
 use tokio::sync::oneshot;
 use tracing::{debug, error};
 
 use crate::attach::clsact::{self, FilterSlot, ProgramSet};
 use crate::attach::filters;
+use crate::attach::listing;
 use crate::error::StartError;
 use crate::maps::access::tcx_programs;
 use crate::names::Attachment;
-use crate::names::{CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
+use crate::names::{AttachPoint, CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
 use crate::settings::Settings;
 
 /// The loaded programs and where they run.
@@ -38,13 +41,8 @@ pub struct Programs {
     ebpf: Ebpf,
     pins: Pins,
     attachment: Attachment,
-    attached: BTreeMap<Hook, Attached>,
-}
-
-struct Attached {
-    ifindex: u32,
-    /// Open while the agent runs, so that removing a pin by hand detaches nothing. Filters have none.
-    _link: Option<SchedClassifierLink>,
+    /// Links are open while the agent runs, so that removing a pin by hand detaches nothing. Filters have none.
+    attached: BTreeMap<AttachPoint, Option<SchedClassifierLink>>,
 }
 
 /// Why a program is not on its hook.
@@ -58,6 +56,8 @@ pub enum AttachError {
     Tc(#[from] TcError),
     #[error("{path}: {source}")]
     Pin { path: PathBuf, source: io::Error },
+    #[error("the interface was removed or renamed")]
+    NoInterface,
     #[error("the object has no such program")]
     NotInObject,
 }
@@ -76,9 +76,14 @@ impl Programs {
         &mut self.ebpf
     }
 
-    /// Device that the hook's program was last seen on.
-    pub fn ifindex(&self, hook: Hook) -> Option<u32> {
-        self.attached.get(&hook).map(|attached| attached.ifindex)
+    /// Whether the program was attached there, when last seen.
+    pub fn is_attached(&self, place: AttachPoint) -> bool {
+        self.attached.contains_key(&place)
+    }
+
+    /// Whether the hook's program was attached to its own device, when last seen.
+    pub fn is_on_own_device(&self, hook: Hook) -> bool {
+        self.attached.keys().any(|place| place.hook == hook && !place.is_further)
     }
 
     /// Run count and run time of the hook's program, if the kernel keeps statistics.
@@ -87,51 +92,72 @@ impl Programs {
         Some((info.run_count(), info.run_time()))
     }
 
-    /// The device was removed: attach to the next device of that name.
-    pub fn forget(&mut self, hook: Hook) {
-        self.attached.remove(&hook);
-    }
-
-    /// Whether the kernel runs our program at the hook. Other software may have detached it.
-    pub fn is_alive(&mut self, hook: Hook, device: &str, ifindex: u32) -> bool {
+    /// Whether the kernel runs our program there. Other software may have detached it.
+    pub fn is_alive(&mut self, place: AttachPoint) -> bool {
         let attachment = self.attachment;
-        let Ok(program) = self.program(hook) else { return false };
+        let Ok(program) = self.program(place.hook) else { return false };
         match attachment {
-            Attachment::Tcx => runs_on(program, hook, device).unwrap_or(false),
-            Attachment::Clsact => is_filter(program, hook, ifindex).unwrap_or(false),
+            Attachment::Tcx => runs_on(program, place).unwrap_or(false),
+            Attachment::Clsact => is_filter(program, place).unwrap_or(false),
         }
     }
 
-    /// Attaches the hook's program to the device, or adopts an existing attachment. True if there was none.
-    pub fn attach(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
+    /// Attaches the hook's program, or adopts an existing attachment. True if there was none.
+    pub fn attach(&mut self, place: AttachPoint) -> Result<bool, AttachError> {
         // A link of a removed device must be closed before its pin is removed; otherwise it lingers.
-        self.attached.remove(&hook);
+        self.attached.remove(&place);
+        let device = if_indextoname(place.ifindex).map_err(|_| AttachError::NoInterface)?;
+        let device = device.to_str().map_err(|_| AttachError::NoInterface)?;
         let (link, is_new) = match self.attachment {
             Attachment::Tcx => {
-                let (link, is_new) = self.attach_tcx(hook, device)?;
+                let (link, is_new) = self.attach_tcx(place, device)?;
                 (Some(link), is_new)
             }
-            Attachment::Clsact => (None, self.attach_filter(hook, device, ifindex)?),
+            Attachment::Clsact => (None, self.attach_filter(place, device)?),
         };
-        self.retire_other(hook, ifindex)?;
-        self.attached.insert(hook, Attached { ifindex, _link: link });
+        self.retire_other(place)?;
+        self.attached.insert(place, link);
         Ok(is_new)
     }
 
-    fn attach_tcx(&mut self, hook: Hook, device: &str) -> Result<(SchedClassifierLink, bool), AttachError> {
-        let path = self.pins.link(hook);
+    fn attach_tcx(&mut self, place: AttachPoint, device: &str) -> Result<(SchedClassifierLink, bool), AttachError> {
+        let (path, hook) = (self.pins.link_of(place), place.hook);
+        self.take_name(place)?;
         let program = self.program(hook)?;
-        if let Some(link) = adopt(program, hook, device, &path)? {
+        if let Some(link) = adopt(program, place, &path)? {
             return Ok((link, false));
         }
         let order = TcAttachOptions::TcxOrder(LinkOrder::first());
         let id = program.attach_with_options(device, hook.direction(), order)?;
-        let link = FdLink::try_from(program.take_link(id)?)?;
-        let pinned = link.pin(&path).map_err(|error| AttachError::Pin { path, source: io::Error::other(error) })?;
+        let link = program.take_link(id)?;
+        // Another device may have got the name. Drop detaches the link.
+        if !runs_on(program, place)? {
+            return Err(AttachError::NoInterface);
+        }
+        let pinned = FdLink::try_from(link)?.pin(&path);
+        let pinned = pinned.map_err(|error| AttachError::Pin { path, source: io::Error::other(error) })?;
         Ok((SchedClassifierLink::try_from(FdLink::from(pinned))?, true))
     }
 
-    fn attach_filter(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
+    /// Gives the links the names of their places, where another device has become the uplink.
+    fn take_name(&self, place: AttachPoint) -> Result<(), AttachError> {
+        let (own, further) = (self.pins.link(place.hook), self.pins.further_link(place.hook, place.ifindex));
+        if place.is_further {
+            return Ok(());
+        }
+        let renamed = |from: &Path, to: &Path| {
+            fs::rename(from, to).map_err(|source| AttachError::Pin { path: from.to_path_buf(), source })
+        };
+        if let Some(former) = listing::linked(&own).map_err(TcError::IoError)?
+            && former != place.ifindex
+        {
+            renamed(&own, &self.pins.further_link(place.hook, former))?;
+        }
+        if further.exists() && !own.exists() { renamed(&further, &own) } else { Ok(()) }
+    }
+
+    fn attach_filter(&mut self, place: AttachPoint, device: &str) -> Result<bool, AttachError> {
+        let AttachPoint { hook, ifindex, .. } = place;
         let set = self.set().map_err(TcError::IoError)?;
         clsact::ensure(&set, device, ifindex)?;
         let slot = clsact::find_slot(&set, hook, ifindex).map_err(TcError::IoError)?;
@@ -154,22 +180,64 @@ impl Programs {
         Ok(is_new)
     }
 
-    /// Removes filters that an earlier run left on other devices, and their disciplines. One line for each removal or failure.
+    /// Detaches the programs from all places but these: the interface was removed, or hosts no egress IP any more. The link of
+    /// a hook's own device stays pinned until it is replaced. One line for each failure.
+    pub fn retain(&mut self, wanted: &[AttachPoint]) -> Vec<(String, io::Error)> {
+        let unwanted: Vec<AttachPoint> =
+            self.attached.keys().filter(|place| !wanted.contains(place)).copied().collect();
+        let mut failures = Vec::new();
+        for place in unwanted {
+            self.attached.remove(&place);
+            // An interface that was renamed to the uplink's name keeps its program.
+            let is_used = wanted.iter().any(|other| (other.hook, other.ifindex) == (place.hook, place.ifindex));
+            if is_used || !place.is_further {
+                continue;
+            }
+            let removed = match self.attachment {
+                Attachment::Tcx => remove_pin(&self.pins.link_of(place)),
+                Attachment::Clsact => {
+                    self.set().and_then(|set| clsact::remove_filter(&set, place.hook, place.ifindex)).map(drop)
+                }
+            };
+            failures.extend(
+                removed.err().map(|error| (format!("{} on interface {}", place.hook.name(), place.ifindex), error)),
+            );
+        }
+        failures
+    }
+
+    /// Removes what an earlier run left in other places: links of further interfaces, filters and their disciplines. One line
+    /// for each removal or failure.
     pub fn retire_elsewhere(&self) -> Vec<(String, io::Result<bool>)> {
         let filters: Vec<_> = match self.attachment {
             Attachment::Tcx => Vec::new(),
-            Attachment::Clsact => self.attached.iter().map(|(hook, attached)| (*hook, attached.ifindex)).collect(),
+            Attachment::Clsact => self.attached.keys().map(|place| (place.hook, place.ifindex)).collect(),
         };
         let devices: Vec<u32> = filters.iter().map(|(_, ifindex)| *ifindex).collect();
         let set = match self.set() {
             Ok(set) => set,
             Err(error) => return vec![("clsact filters".to_owned(), Err(error))],
         };
-        let mut outcomes = clsact::remove_elsewhere(&set, &filters);
+        let mut outcomes = self.retire_links();
+        outcomes.extend(clsact::remove_elsewhere(&set, &filters));
         outcomes.extend(clsact::drop_stale_markers(&set, &devices));
         let unpinned = self.filter_numbers().and_then(|attached| set.unpin_unused(attached));
         outcomes.push(("programs of filters".to_owned(), unpinned.map(|()| false)));
         outcomes
+    }
+
+    fn retire_links(&self) -> Vec<(String, io::Result<bool>)> {
+        let used = |place: &AttachPoint| self.attachment == Attachment::Tcx && self.attached.contains_key(place);
+        let places = match listing::further_links(&self.pins) {
+            Ok(places) => places,
+            Err(error) => return vec![("links of further interfaces".to_owned(), Err(error))],
+        };
+        let unused = places.into_iter().filter(|place| !used(place));
+        let remove = |place: AttachPoint| {
+            let path = self.pins.link_of(place);
+            (format!("link {}", path.display()), remove_pin(&path).map(|()| true))
+        };
+        unused.map(remove).collect()
     }
 
     /// Programs that this process has attached as filters.
@@ -177,7 +245,7 @@ impl Programs {
         if self.attachment != Attachment::Clsact {
             return Ok(BTreeSet::new());
         }
-        let programs = self.attached.keys().filter_map(|hook| self.ebpf.program(hook.name()));
+        let programs = self.attached.keys().filter_map(|place| self.ebpf.program(place.hook.name()));
         programs.map(|program| program.info().map(|info| info.id()).map_err(io::Error::other)).collect()
     }
 
@@ -186,20 +254,17 @@ impl Programs {
     }
 
     /// Removes attachments of an earlier run in the other mode.
-    fn retire_other(&self, hook: Hook, ifindex: u32) -> Result<(), AttachError> {
+    fn retire_other(&self, place: AttachPoint) -> Result<(), AttachError> {
         match self.attachment {
             Attachment::Tcx => {
                 let set = self.set().map_err(TcError::IoError)?;
-                clsact::remove_filter(&set, hook, ifindex).map_err(TcError::IoError)?;
+                clsact::remove_filter(&set, place.hook, place.ifindex).map_err(TcError::IoError)?;
                 Ok(())
             }
             // No other process has the link open, since one agent runs at a time: it ends with its pin.
             Attachment::Clsact => {
-                let path = self.pins.link(hook);
-                match fs::remove_file(&path) {
-                    Err(source) if source.kind() != io::ErrorKind::NotFound => Err(AttachError::Pin { path, source }),
-                    _ => Ok(()),
-                }
+                let path = self.pins.link_of(place);
+                remove_pin(&path).map_err(|source| AttachError::Pin { path, source })
             }
         }
     }
@@ -320,11 +385,18 @@ pub fn load_classifier(program: &mut Program, name: &'static str) -> Result<(), 
     })
 }
 
-/// Gives the pinned link the new program. `None` when there is no link to adopt: none pinned, severed, or elsewhere.
+/// A missing pin counts as removed.
+fn remove_pin(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Gives the pinned link the new program. `None` when there is no link to adopt: none pinned, or a severed one.
 fn adopt(
     program: &mut SchedClassifier,
-    hook: Hook,
-    device: &str,
+    place: AttachPoint,
     path: &Path,
 ) -> Result<Option<SchedClassifierLink>, AttachError> {
     let pinned = match PinnedLink::from_pin(path) {
@@ -338,15 +410,15 @@ fn adopt(
     match program.attach_to_link(link) {
         Ok(id) => {
             let link = program.take_link(id)?;
-            if runs_on(program, hook, device)? {
+            if runs_on(program, place)? {
                 return Ok(Some(link));
             }
-            debug!(hook = hook.name(), "the pinned link was on another device");
+            debug!(hook = place.hook.name(), "the pinned link was on another device");
         }
         Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
             if io_error.raw_os_error() == Some(libc::ENOLINK) =>
         {
-            debug!(hook = hook.name(), "the pinned link was severed: its device is gone");
+            debug!(hook = place.hook.name(), "the pinned link was severed: its device is gone");
         }
         Err(error) => return Err(error.into()),
     }
@@ -354,16 +426,15 @@ fn adopt(
     Ok(None)
 }
 
-fn runs_on(program: &SchedClassifier, hook: Hook, device: &str) -> Result<bool, AttachError> {
+fn runs_on(program: &SchedClassifier, place: AttachPoint) -> Result<bool, AttachError> {
     let ours = program.info()?.id();
-    let ifindex = if_nametoindex(device).map_err(|error| TcError::IoError(error.into()))?;
-    let programs = tcx_programs(ifindex, hook.direction()).map_err(TcError::IoError)?;
+    let programs = tcx_programs(place.ifindex, place.hook.direction()).map_err(TcError::IoError)?;
     Ok(programs.contains(&ours))
 }
 
-fn is_filter(program: &SchedClassifier, hook: Hook, ifindex: u32) -> Result<bool, AttachError> {
+fn is_filter(program: &SchedClassifier, place: AttachPoint) -> Result<bool, AttachError> {
     let ours = program.info()?.id();
-    let there = filters::list(ifindex, hook.direction()).map_err(TcError::IoError)?;
+    let there = filters::list(place.ifindex, place.hook.direction()).map_err(TcError::IoError)?;
     Ok(there.iter().any(|filter| filter.program == Some(ours)))
 }
 

@@ -12,7 +12,8 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry, Holder,
-    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, Share, Tuple, Usage,
+    Inbound, InterfaceAddresses, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, Share,
+    Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
@@ -24,6 +25,7 @@ use crate::names::SHARES_MAP;
 pub struct NodeMaps {
     pub owned: Hash<u32, Owned>,
     pub owned_addr: Hash<Addr, OwnedAddr>,
+    pub interfaces: Hash<u32, InterfaceAddresses>,
     pub handovers: Hash<u32, HandoverEntry>,
     pub config: Array<MapData, Config>,
 }
@@ -38,6 +40,7 @@ impl NodeMaps {
         Ok(Self {
             owned: hash(ebpf, "owned")?,
             owned_addr: hash(ebpf, "owned_addr")?,
+            interfaces: hash(ebpf, "interfaces")?,
             handovers: hash(ebpf, "handovers")?,
             config: typed(ebpf, "config")?,
         })

@@ -3,11 +3,12 @@
 //! Three sources change it: the node's facts ([`with_facts`]), the plan (unknown pods), and the route generation, which makes
 //! the programs look up cached next hops again. All changes go through one value in the state.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read as _};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use egress_common::abi::{Addr, Config, Family, PortRange};
+use egress_common::abi::{Addr, Config, Family, InterfaceAddresses, PortRange};
 use ipnet::IpNet;
 use tracing::warn;
 
@@ -38,14 +39,27 @@ pub fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) -> Config
         config.uplink_mac = uplink.mac;
         config.uplink_mtu = uplink.mtu;
         config.overlay_mtu = uplink.mtu.saturating_sub(overhead(underlay));
-        config.node_v4 = facts.v4.map_or(Addr::UNSPECIFIED, |address| Addr::v4(address.octets()));
-        config.node_v6 = facts.v6.map_or(Addr::UNSPECIFIED, |address| Addr::v6(address.octets()));
+        (config.node_v4, config.node_v6) = addrs((facts.v4, facts.v6));
     }
     if let Some(mgmt) = mgmt {
         config.mgmt_mac = mgmt.mac;
         config.pod_mtu = mgmt.mtu;
     }
     config
+}
+
+/// The wanted content of map `interfaces`.
+pub fn interface_addresses(facts: &NodeFacts) -> BTreeMap<u32, InterfaceAddresses> {
+    let entry = |(index, addresses): (&u32, &(Option<Ipv4Addr>, Option<Ipv6Addr>))| {
+        let (v4, v6) = addrs(*addresses);
+        (*index, InterfaceAddresses { v4, v6 })
+    };
+    facts.further_addresses.iter().map(entry).collect()
+}
+
+fn addrs((v4, v6): (Option<Ipv4Addr>, Option<Ipv6Addr>)) -> (Addr, Addr) {
+    let v4 = v4.map_or(Addr::UNSPECIFIED, |address| Addr::v4(address.octets()));
+    (v4, v6.map_or(Addr::UNSPECIFIED, |address| Addr::v6(address.octets())))
 }
 
 /// Whether the overlay MTU is below the IPv6 minimum of 1280 bytes, where outer packets are not fragmented.
@@ -207,9 +221,9 @@ mod tests {
             mgmt_filters_ports: false,
             overlay: Some(Interface { index: 4, mac: [4; 6], mtu: 65535 }),
             overlay_up: true,
-            carrier: true,
             v4: Some([172, 18, 0, 2].into()),
             v6: None,
+            further_addresses: BTreeMap::new(),
             interfaces: Vec::new(),
         }
     }

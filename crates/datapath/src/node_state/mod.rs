@@ -22,15 +22,16 @@ use tracing::{info, warn};
 use crate::announce::Claims;
 use crate::attach::missing_devices;
 use crate::clock::now_ns;
-use crate::devices::interfaces::NodeFacts;
+use crate::devices::interfaces::{Interface, NodeFacts};
 use crate::devices::node_ports::{HostPorts, PortSettings};
 use crate::error::{StartError, map_io};
 use crate::loader::programs::{AttachError, Programs};
 use crate::maps::convert;
 use crate::maps::facts::HookFacts;
 use crate::maps::handles::{FlowMaps, NodeMaps, PolicyMaps};
-use crate::names::{Device, Hook};
+use crate::names::{AttachPoint, Device, Hook};
 use crate::settings::{Quotas, Settings};
+use egress_core::model::interface::{self, EgressInterface};
 use egress_core::model::lease::SharedLease;
 use egress_core::plan::executor::Expected;
 
@@ -41,8 +42,10 @@ pub struct State {
     /// What the claims of the current plan may rely on.
     pub expected: Expected,
     facts: NodeFacts,
-    /// The uplink changed and the owned entries may still name the former one.
+    /// The interfaces changed and the owned entries may still name the former ones.
     owned_elsewhere: bool,
+    /// The records of the egress interfaces, which the agent publishes.
+    interfaces: Sender<Vec<EgressInterface>>,
     /// As last written.
     config: Config,
     decisions: config::DecisionNumbers,
@@ -95,6 +98,7 @@ impl State {
             expected: Expected::default(),
             facts: NodeFacts::default(),
             owned_elsewhere: false,
+            interfaces: Sender::default(),
             decisions: config::DecisionNumbers::after(config.decisions),
             config,
             host_ports: HostPorts::new(),
@@ -166,21 +170,38 @@ impl State {
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
         self.write_config(config).map_err(|error| StartError::kernel("write map config", error))?;
+        self.write_interfaces().map_err(|error| StartError::kernel("write map interfaces", error))?;
         // Raises the decision number, so that flows are decided again, whatever the former run left undone.
-        self.adopt_owned(settings).map_err(|error| StartError::kernel("write the owned addresses", error))
+        self.adopt_owned().map_err(|error| StartError::kernel("write the owned addresses", error))
     }
 
-    /// Attaches all programs to their hooks. A failure is an error here.
+    /// The interface that hosts an egress IP of this node.
+    pub fn interface_of(&self, address: IpAddr) -> Option<Interface> {
+        self.facts.interface_of(address, &self.expected.primary_networks)
+    }
+
+    /// Sets what the next claims may rely on. Other networks of the uplink may change where owned addresses belong.
+    pub fn expect(&mut self, expected: Expected) -> io::Result<()> {
+        let is_other = self.expected.primary_networks != expected.primary_networks;
+        self.expected = expected;
+        self.owned_elsewhere |= is_other;
+        self.follow_interfaces()
+    }
+
+    /// Attaches all programs to their hooks. A failure is an error here, except on a further interface, which then hosts no
+    /// egress IP.
     pub fn attach(&mut self, settings: &Settings) -> Result<(), StartError> {
-        for hook in Hook::ALL {
-            let Some(device) = self.facts.device(hook.device()) else {
-                self.note_missing(settings, hook.device());
-                continue;
-            };
-            self.programs
-                .attach(hook, settings.device(hook.device()), device.index)
-                .map_err(|error| StartError::Attach { hook: hook.name(), reason: error.to_string() })?;
+        self.note_missing(settings);
+        for place in self.facts.places(Hook::ALL) {
+            match self.programs.attach(place) {
+                Err(error) if place.is_further => self.warn_attach(settings, place, &error),
+                Err(error) => {
+                    return Err(StartError::Attach { hook: place.hook.name(), reason: error.to_string() });
+                }
+                Ok(_) => {}
+            }
         }
+        self.note_attached();
         for (what, outcome) in self.programs.retire_elsewhere() {
             match outcome {
                 Ok(true) => info!("{what} of a former run removed"),
@@ -194,9 +215,8 @@ impl State {
     /// Applies the node's current facts. `verify` also asks the kernel whether the programs are still on their hooks.
     pub fn follow(&mut self, settings: &Settings, facts: NodeFacts, verify: bool) -> io::Result<()> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
-        self.owned_elsewhere |= facts.uplink != self.facts.uplink;
-        let carrier_back = facts.carrier && !self.facts.carrier;
-        self.facts = facts;
+        let former = std::mem::replace(&mut self.facts, facts);
+        let addresses = self.write_interfaces();
         let written = if config == self.config {
             Ok(())
         } else {
@@ -204,16 +224,39 @@ impl State {
             self.write_config(config)
         };
         // First, and independent of other failures: packets pass a device without its program.
-        for hook in Hook::RETURN_ORDER {
-            self.follow_hook(settings, hook, verify);
-        }
+        self.follow_hooks(settings, verify);
+        self.note_attached();
+        self.owned_elsewhere |= former.hosts() != self.facts.hosts();
         written?;
-        if self.owned_elsewhere {
-            self.move_owned(settings)?;
-            self.owned_elsewhere = false;
+        addresses?;
+        self.follow_interfaces()?;
+        let usable = self.facts.usable();
+        self.claims.retain_interfaces(&self.facts.interface_indices());
+        self.claims.announce_on(&usable.difference(&former.usable()).copied().collect());
+        Ok(())
+    }
+
+    /// Makes the map `interfaces` equal to the facts.
+    fn write_interfaces(&mut self) -> io::Result<()> {
+        let wanted = config::interface_addresses(&self.facts);
+        let mut there = BTreeMap::new();
+        self.maps.interfaces.for_each(|index, addresses| {
+            there.insert(*index, *addresses);
+        })?;
+        for index in there.keys().filter(|index| !wanted.contains_key(index)) {
+            self.maps.interfaces.remove(index)?;
         }
-        if carrier_back {
-            self.claims.announce_all(|address| self.facts.interface_of(address));
+        for (index, addresses) in wanted.iter().filter(|(index, addresses)| there.get(index) != Some(addresses)) {
+            self.maps.interfaces.put(index, addresses)?;
+        }
+        Ok(())
+    }
+
+    /// Rewrites the owned entries, if they may name other interfaces. A failure is repeated by the next call.
+    fn follow_interfaces(&mut self) -> io::Result<()> {
+        if self.owned_elsewhere {
+            self.move_owned()?;
+            self.owned_elsewhere = false;
         }
         Ok(())
     }
@@ -251,39 +294,73 @@ impl State {
         config::node_ports(settings, &self.host_ports)
     }
 
-    fn follow_hook(&mut self, settings: &Settings, hook: Hook, verify: bool) {
-        let name = settings.device(hook.device());
-        let Some(device) = self.facts.device(hook.device()) else {
-            self.programs.forget(hook);
-            self.note_missing(settings, hook.device());
-            return;
-        };
-        if self.programs.ifindex(hook) == Some(device.index)
-            && (!verify || self.programs.is_alive(hook, name, device.index))
-        {
-            return;
+    fn follow_hooks(&mut self, settings: &Settings, verify: bool) {
+        let places = self.facts.places(Hook::RETURN_ORDER);
+        for (what, error) in self.programs.retain(&places) {
+            warn!(%error, "cannot detach {what}");
         }
-        match self.programs.attach(hook, name, device.index) {
-            Ok(is_new) => {
-                self.missing.remove(&hook.device());
-                if is_new {
-                    info!(interface = name, hook = hook.name(), "attached again");
-                }
+        self.note_missing(settings);
+        for place in places {
+            if self.programs.is_attached(place) && (!verify || self.programs.is_alive(place)) {
+                continue;
             }
-            // The device may have been removed again; its next event, or the next check, retries.
-            Err(error) => warn_attach(name, hook, &error),
+            match self.programs.attach(place) {
+                Ok(is_new) => {
+                    if !place.is_further {
+                        self.missing.remove(&place.hook.device());
+                    }
+                    if is_new {
+                        info!(interface = self.name_of(settings, place), hook = place.hook.name(), "attached");
+                    }
+                }
+                // The device may have been removed again; its next event, or the next check, retries.
+                Err(error) => self.warn_attach(settings, place, &error),
+            }
         }
     }
 
-    fn note_missing(&mut self, settings: &Settings, device: Device) {
-        if self.missing.insert(device) {
-            warn!("{}", missing_devices::line(device, settings.device(device)));
+    /// Records which egress interfaces have programs; the others host no egress IP.
+    fn note_attached(&mut self) {
+        let has_all = |index| {
+            let on = |hook| AttachPoint { hook, ifindex: index, is_further: true };
+            Hook::NETDEV.into_iter().all(|hook| self.programs.is_attached(on(hook)))
+        };
+        let attached = self.facts.further().map(|one| one.index).filter(|index| has_all(*index)).collect();
+        interface::set_attached(&mut self.facts.interfaces, &attached);
+        let records = &self.facts.interfaces;
+        self.interfaces.send_if_modified(|published| {
+            let is_other = published != records;
+            published.clone_from(records);
+            is_other
+        });
+    }
+
+    /// The current records of the egress interfaces.
+    pub fn interfaces(&self) -> Receiver<Vec<EgressInterface>> {
+        self.interfaces.subscribe()
+    }
+
+    fn warn_attach(&self, settings: &Settings, place: AttachPoint, error: &AttachError) {
+        let name = self.name_of(settings, place);
+        warn!(%error, interface = name, hook = place.hook.name(), "cannot attach; trying again");
+    }
+
+    fn name_of<'a>(&'a self, settings: &'a Settings, place: AttachPoint) -> &'a str {
+        let further = self.facts.further().find(|one| place.is_further && one.index == place.ifindex);
+        further.map_or(settings.device(place.hook.device()), |one| &one.name)
+    }
+
+    fn note_missing(&mut self, settings: &Settings) {
+        for device in Hook::ALL.map(Hook::device) {
+            if self.facts.device(device).is_none() && self.missing.insert(device) {
+                warn!("{}", missing_devices::line(device, settings.device(device)));
+            }
         }
     }
 
     /// Facts of the hook's program, with run statistics where the kernel keeps them.
     pub fn hook_facts(&mut self, settings: &Settings, hook: Hook, has_statistics: bool) -> HookFacts {
-        let (attached, device) = (self.programs.ifindex(hook).is_some(), hook.device());
+        let (attached, device) = (self.programs.is_on_own_device(hook), hook.device());
         let awaits = self.missing.contains(&device).then(|| missing_devices::line(device, settings.device(device)));
         HookFacts { attached, awaits, runs: has_statistics.then(|| self.programs.runs(hook)).flatten() }
     }
@@ -291,7 +368,8 @@ impl State {
     /// The overlay device, where it is down although its program is attached.
     pub fn overlay_to_bring_up(&self) -> Option<u32> {
         let index = self.facts.overlay?.index;
-        (!self.facts.overlay_up && self.programs.ifindex(Hook::FromOverlay) == Some(index)).then_some(index)
+        let place = AttachPoint { hook: Hook::FromOverlay, ifindex: index, is_further: false };
+        (!self.facts.overlay_up && self.programs.is_attached(place)).then_some(index)
     }
 
     /// Registers an early probe for the address. The probe ends when the returned sender is dropped.
@@ -422,8 +500,4 @@ fn name_among(named: &BTreeSet<IpAddr>, config: &Config) -> Option<IpAddr> {
 
 fn family(address: IpAddr) -> Family {
     if address.is_ipv4() { Family::V4 } else { Family::V6 }
-}
-
-fn warn_attach(name: &str, hook: Hook, error: &AttachError) {
-    warn!(%error, interface = name, hook = hook.name(), "cannot attach; trying again");
 }

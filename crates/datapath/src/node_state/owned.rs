@@ -1,6 +1,6 @@
 //! Owned addresses: the maps `owned` and `owned_addr`, and the Bloom filter in `config` that the programs check first.
 //!
-//! Actions write here, and so do a start and a change of the uplink. Each change raises the decision number, since flows
+//! Actions write here, and so do a start and a change of the interfaces. Each change raises the decision number, since flows
 //! cache decisions.
 
 use std::io;
@@ -13,19 +13,18 @@ use crate::clock::now_ns;
 use crate::maps::convert;
 use crate::maps::handles::NodeMaps;
 use crate::node_state::State;
-use crate::settings::Settings;
 use egress_core::model::state::EgressId;
 
 impl State {
-    /// Adopts the entries of a former run, for the current uplink.
-    pub fn adopt_owned(&mut self, settings: &Settings) -> io::Result<()> {
-        let adopted = self.repair_owned(settings).and_then(|()| self.reclaim(settings));
+    /// Adopts the entries of a former run, for the current interfaces.
+    pub fn adopt_owned(&mut self) -> io::Result<()> {
+        let adopted = self.repair_owned().and_then(|()| self.reclaim());
         self.raise_after(adopted)
     }
 
-    /// Rewrites the entries for the current uplink.
-    pub fn move_owned(&mut self, settings: &Settings) -> io::Result<()> {
-        let moved = self.reclaim(settings);
+    /// Rewrites the entries for the current interfaces.
+    pub fn move_owned(&mut self) -> io::Result<()> {
+        let moved = self.reclaim();
         // A next hop that a program has cached in between has the former MTU.
         let raised = self.raise_route_generation();
         self.raise_after(moved.and(raised))
@@ -58,7 +57,7 @@ impl State {
 
     /// Repairs claims that a killed agent wrote in part: a claim is two entries. An `owned_addr` entry without owner is
     /// removed; an owned address without `owned_addr` entry gets one.
-    fn repair_owned(&mut self, settings: &Settings) -> io::Result<()> {
+    fn repair_owned(&mut self) -> io::Result<()> {
         let (mut owned, mut answered) = (Vec::new(), Vec::new());
         self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         self.maps.owned_addr.for_each(|address, entry| answered.push((*address, *entry)))?;
@@ -71,7 +70,6 @@ impl State {
             if entry.is_shared() {
                 continue;
             }
-            self.claims.leave(settings.interface_of(address.to_ip()), address.to_ip());
             announce::remove_filter_at(entry.ifindex, address.to_ip());
         }
         for (id, entry) in owned {
@@ -85,13 +83,14 @@ impl State {
     }
 
     /// Joins multicast groups and, where the interface of an address changed, rewrites it, and announces it if its
-    /// neighbours must know. A shared address is only rewritten.
-    fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
+    /// neighbours must know. A shared address is only rewritten. An address whose interface is gone keeps its entry, so that it
+    /// is served by no other.
+    fn reclaim(&mut self) -> io::Result<()> {
         let mut owned = Vec::new();
         self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         for (id, entry) in owned {
             let address = entry.address.to_ip();
-            let Some(interface) = self.facts.interface_of(address) else { continue };
+            let Some(interface) = self.interface_of(address) else { continue };
             let owned = convert::owned(EgressId(id), address, interface, entry.is_shared());
             if entry.is_shared() {
                 if entry != owned {
@@ -99,7 +98,7 @@ impl State {
                 }
                 continue;
             }
-            self.claims.join(settings.interface_of(address), interface, address);
+            self.claims.join(interface, address);
             if entry.ifindex != interface.index {
                 announce::remove_filter_at(entry.ifindex, address);
             }
@@ -108,7 +107,7 @@ impl State {
             }
             // Neighbours know no MTU.
             if (entry.ifindex, entry.mac) != (interface.index, interface.mac) {
-                self.claims.announce(interface, address);
+                self.claims.announce(address);
             }
         }
         self.rewrite_handovers()
@@ -122,7 +121,7 @@ impl State {
             // An entry of another version: the next plan ends it.
             let Some(stage) = entry.stage() else { continue };
             let address = entry.owned.address.to_ip();
-            let Some(interface) = self.facts.interface_of(address) else { continue };
+            let Some(interface) = self.interface_of(address) else { continue };
             let owned = convert::owned(EgressId(id), address, interface, entry.owned.is_shared());
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);

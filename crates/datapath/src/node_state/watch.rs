@@ -35,6 +35,7 @@ use crate::names::OVERLAY_DEVICE;
 use crate::node_state::shared::Shared;
 use crate::overlay;
 use crate::settings::Settings;
+use egress_core::model::interface::EgressInterface;
 use egress_supervise::{self, Task};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -69,25 +70,24 @@ pub fn listen(tasks: &mut JoinSet<()>, ends: CancellationToken) -> io::Result<Ch
 
 /// Reads the current facts of the node.
 pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFacts> {
-    let link = interfaces::link(netlink, &settings.uplink).await?;
-    let uplink = link.as_ref().map(interfaces::from_message);
-    let (v4, v6) = match uplink {
-        Some(uplink) => interfaces::primary_addresses(netlink, uplink.index).await?,
-        None => (None, None),
-    };
-    let mgmt = interfaces::link(netlink, &settings.mgmt_port).await?;
-    let overlay = interfaces::link(netlink, OVERLAY_DEVICE).await?;
     let (links, addresses) = records::dump(netlink).await?;
+    let link = |name: &str| links.iter().find(|link| interfaces::name(link) == Some(name));
+    let uplink = link(&settings.uplink).map(interfaces::from_message);
+    let (v4, v6) = uplink.map_or((None, None), |uplink| interfaces::primary_addresses(&addresses, uplink.index));
+    let (mgmt, overlay) = (link(&settings.mgmt_port), link(OVERLAY_DEVICE));
+    let interfaces = records::records(&links, &addresses, (&settings.uplink, &settings.mgmt_port));
+    let further = interfaces.iter().filter(|one| !one.is_uplink);
+    let addresses_of = |one: &EgressInterface| (one.index, interfaces::primary_addresses(&addresses, one.index));
     Ok(NodeFacts {
         uplink,
-        mgmt: mgmt.as_ref().map(interfaces::from_message),
-        mgmt_filters_ports: mgmt.as_ref().is_some_and(interfaces::filters_ports),
-        overlay: overlay.as_ref().map(interfaces::from_message),
-        overlay_up: overlay.as_ref().is_some_and(interfaces::is_up),
-        carrier: link.as_ref().is_some_and(interfaces::has_carrier),
+        mgmt: mgmt.map(interfaces::from_message),
+        mgmt_filters_ports: mgmt.is_some_and(interfaces::filters_ports),
+        overlay: overlay.map(interfaces::from_message),
+        overlay_up: overlay.is_some_and(interfaces::is_up),
         v4,
         v6,
-        interfaces: records::records(&links, &addresses, (&settings.uplink, &settings.mgmt_port)),
+        further_addresses: further.map(addresses_of).collect(),
+        interfaces,
     })
 }
 

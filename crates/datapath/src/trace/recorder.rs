@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Owned, OwnedAddr,
-    PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple,
+    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses, NatEntry, NodeEntry,
+    Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::snat::PortSearch;
@@ -118,6 +118,9 @@ impl Tables for MapRecorder<'_> {
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         self.maps.owned_addr(addr)
+    }
+    fn interface(&self, ifindex: u32) -> Option<&InterfaceAddresses> {
+        self.maps.interface(ifindex)
     }
     fn has_lease(&self) -> bool {
         let has = self.maps.has_lease();

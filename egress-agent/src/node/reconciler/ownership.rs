@@ -210,11 +210,15 @@ impl Coordination {
     pub(super) fn expected(&self, view: &ClusterView) -> Expected {
         let own = self.ownership.node_name();
         let mut expected = Expected::default();
-        for node in view.nodes.values().filter(|node| node.name != own) {
-            if let (Some(link), Some(endpoint)) = (node.uplink.mac, node.endpoint()) {
+        let is_own = |node: &&Arc<Node>| node.name == own;
+        for node in view.nodes.values().filter(|node| !is_own(node)) {
+            let Some(endpoint) = node.endpoint() else { continue };
+            for link in links(node) {
                 expected.links.entry(link).or_insert(endpoint.0);
             }
         }
+        let primary_networks = view.nodes.values().find(is_own).map(|node| node.primary_networks().to_vec());
+        expected.primary_networks = primary_networks.unwrap_or_default();
         for (address, record) in self.ownership.arriving() {
             let Some(from) = view.nodes.get(&record.from) else { continue };
             let has_released = from.released.get(address) == Some(&record.number);
@@ -228,7 +232,7 @@ impl Coordination {
 
     /// The other node that publishes this link address.
     pub(super) fn node_with<'a>(&self, view: &'a ClusterView, mac: Mac) -> Option<&'a Node> {
-        let is_it = |node: &&Node| node.uplink.mac == Some(mac) && node.name != self.ownership.node_name();
+        let is_it = |node: &&Node| links(node).any(|link| link == mac) && node.name != self.ownership.node_name();
         view.nodes.values().map(Arc::as_ref).find(is_it)
     }
 
@@ -284,4 +288,10 @@ fn set<T: PartialEq>(to: &watch::Sender<T>, value: T) {
         *published = value;
         has_changed
     });
+}
+
+/// The link addresses of a node's egress interfaces.
+fn links(node: &Node) -> impl Iterator<Item = Mac> {
+    let of_interfaces = node.interfaces.iter().map(|interface| interface.mac);
+    node.uplink.mac.into_iter().chain(of_interfaces)
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::abi::{BloomFilter, Direction, HandoverEntry, Owned, Tuple};
+use crate::abi::{BloomFilter, Direction, HandoverEntry, InterfaceAddresses, Owned, Tuple};
 use crate::decide::cast::{Cast, FURTHER, ID, OTHER_NODE, UPLINK, both};
 use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
 use crate::decide::packets::{FrameFields, packet};
@@ -192,8 +192,10 @@ fn the_answer_to_a_marked_packet_is_known_by_its_port() {
     both(|cast, maps| {
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
         let config = maps.config.get();
-        let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
+        let port = to_netdev::translate(&request.headers(), &Quote::NONE, UPLINK, maps, &config)
+            .expect("a free port")
+            .other
+            .dport();
         assert!((61000..=65535).contains(&port));
         let answer = packet(cast.other_node, cast.node, 80, port).tcp(tcp::SYN | tcp::ACK);
         let FromNetdev::NodeReply { nat_entry } = asked(maps, &answer) else { panic!("not undone") };
@@ -254,8 +256,10 @@ fn fragments_of_an_answer_to_a_marked_packet_follow_the_first_fragment() {
     both(|cast, maps| {
         let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
-        let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
+        let port = to_netdev::translate(&request.headers(), &Quote::NONE, UPLINK, maps, &config)
+            .expect("a free port")
+            .other
+            .dport();
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
         assert_eq!(verdict(maps, &later), Verdict::NotOurs);
         let hosts = packet(cast.other_node, cast.node, 80, 22).fragment(0, true);
@@ -275,8 +279,10 @@ fn a_host_datagram_with_a_reused_id_stays_with_the_host() {
     both(|cast, maps| {
         let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
-        let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
+        let port = to_netdev::translate(&request.headers(), &Quote::NONE, UPLINK, maps, &config)
+            .expect("a free port")
+            .other
+            .dport();
         let answer = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
         for hosts in [22, 61000, 65535] {
@@ -297,8 +303,10 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
     both(|cast, maps| {
         let config = maps.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
-        let port =
-            to_netdev::translate(&request.headers(), &Quote::NONE, maps, &config).expect("a free port").other.dport();
+        let port = to_netdev::translate(&request.headers(), &Quote::NONE, UPLINK, maps, &config)
+            .expect("a free port")
+            .other
+            .dport();
         let error = packet(cast.world, cast.node, 0, 0).unreachable();
         let on_error = |sent: &FrameFields| {
             let quote = sent.quoted(Direction::Egress);
@@ -382,7 +390,7 @@ fn packets_that_the_header_check_leaves_alone_have_no_flow() {
 }
 
 fn is_plain_and_left_alone(packet: &FrameFields, config: &Config) -> bool {
-    Plain::read(packet.frame().as_slice()).is_some_and(|plain| is_left_alone(&plain, config))
+    Plain::read(packet.frame().as_slice()).is_some_and(|plain| is_left_alone(&plain, UPLINK, config))
 }
 
 /// [`ID`]'s address is also an address of a Service.
@@ -611,5 +619,34 @@ fn only_answers_of_known_flows_are_passed_on_for_a_shared_address() {
         let [(answer, _), ..] = answers(cast, 4001);
         let back = passed(&mut answer.arriving(), &Quote::NONE, maps, ID);
         assert_eq!(back, FromNetdev::Done(Verdict::NoNatEntry), "out of the overlay nothing is the stack's");
+    });
+}
+
+/// The node has another address there, and the answer comes back there.
+#[test]
+fn a_marked_packet_on_a_further_interface_gets_its_address() {
+    both(|cast, maps| {
+        maps.configure(|config| config.owned = BloomFilter::NONE);
+        let config = maps.config.get();
+        let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).headers();
+        let translated = || to_netdev::translate(&request, &Quote::NONE, FURTHER, maps, &config).copied();
+        assert_eq!(translated(), Err(Verdict::NoNodeAddress), "an interface without an address");
+        let (v4, v6) = (addr("10.10.10.2"), addr("fd00:10::2"));
+        let addresses = InterfaceAddresses { v4, v6 };
+        maps.interfaces.borrow_mut().insert(FURTHER, addresses);
+        let reverse = translated().expect("a free port").other;
+        assert_eq!(reverse.daddr, addresses.of(cast.family));
+
+        let own = if cast.family == Family::V4 { "10.10.10.2" } else { "fd00:10::2" };
+        let answer = |port| packet(cast.other_node, own, 80, port).tcp(tcp::SYN | tcp::ACK);
+        let on = |ifindex, port| decide(&mut answer(port).arriving(), &Quote::NONE, ifindex, maps, &config);
+        assert!(matches!(on(FURTHER, reverse.dport()), FromNetdev::NodeReply { .. }));
+        for (ifindex, port) in [(FURTHER, reverse.dport() - 1), (UPLINK, reverse.dport())] {
+            assert_eq!(on(ifindex, port), FromNetdev::Done(Verdict::NotOurs), "the host's own");
+        }
+        let plain = |port| Plain::read(answer(port).frame().as_slice()).expect("a plain packet");
+        assert!(!is_left_alone(&plain(reverse.dport()), FURTHER, &config));
+        assert!(is_left_alone(&plain(reverse.dport()), UPLINK, &config));
+        assert!(is_left_alone(&plain(80), FURTHER, &config));
     });
 }

@@ -25,6 +25,7 @@ impl MemoryMaps {
         config.generation = 1;
         config.tunnel_port = 6179;
         config.self_node = addr(NODE);
+        config.uplink_ifindex = cast::UPLINK;
         config.node_v4 = addr(V4.node);
         config.node_v6 = addr(V6.node);
         config.node_ports = PortRange { first: 61000, last: 65535 };

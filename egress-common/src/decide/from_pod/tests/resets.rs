@@ -222,7 +222,7 @@ fn a_flow_to_another_node_continues_with_the_node_address() {
         let datagram = packet(cast.pod, cast.other_node, 4000, 53);
         for packet in [tcp(tcp::SYN), datagram.clone()] {
             assert_eq!(asked(maps, &packet), FromPod::Mark);
-            to_netdev::translate(&packet.headers(), &Quote::NONE, maps, &config).expect("a free port");
+            to_netdev::translate(&packet.headers(), &Quote::NONE, UPLINK, maps, &config).expect("a free port");
         }
         deselect(cast, maps);
         // It never ends: its NAT entry belongs to no policy.

@@ -1,0 +1,201 @@
+//! Programs, claims and announcements on further egress interfaces.
+
+use std::net::{IpAddr, UdpSocket};
+
+use egress_common::abi::{InterfaceAddresses, Owned};
+use egress_core::model::interface::{InterfaceReason, InterfaceState};
+use egress_core::model::state::{Action, EgressId, OnUnknownPod};
+use egress_core::plan::executor::{Executor, Expected};
+use egress_datapath::names::Hook;
+use egress_datapath::{Dataplane, Settings};
+
+use crate::node::{self, TestNode, UPLINK, clean, device, eventually, ip, mac_text, on_node, output, start};
+
+/// In the network of `eth1`.
+const ADDRESSES: [&str; 2] = ["10.10.10.100", "fd00:10::1:100"];
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("a literal")
+}
+
+/// The programs of egress interfaces on this device.
+fn programs_on(name: &str) -> Vec<String> {
+    let on = |hook: Hook| node::programs_on(name, hook.direction()).into_iter().map(|(program, _)| program);
+    Hook::NETDEV.into_iter().flat_map(on).collect()
+}
+
+/// Each of them once.
+fn has_programs(name: &str) -> bool {
+    programs_on(name) == Hook::NETDEV.map(Hook::name)
+}
+
+/// The state of `eth1` as the agent publishes it.
+fn state(dataplane: &Dataplane, name: &str) -> Option<InterfaceState> {
+    dataplane.interfaces().borrow().iter().find(|one| one.name == name).map(|one| one.state.clone())
+}
+
+impl TestNode {
+    fn owned(&self, id: u32) -> Owned {
+        self.map::<u32, Owned>("owned").get(&id, 0).expect("its entry")
+    }
+
+    /// What the network of `eth1` knows of the address.
+    fn neighbour(&self, text: &str) -> String {
+        self.outside(|| output(&["ip", "neigh", "show", text]))
+    }
+}
+
+#[test]
+fn nic_programs_follow_the_interfaces() {
+    on_node(|node| async move {
+        let dataplane = node.start().await;
+        node.make_eth1();
+        eventually("a late interface has programs", || has_programs("eth1")).await;
+        eventually("and its record", || state(&dataplane, "eth1") == Some(InterfaceState::Usable)).await;
+        let addresses = InterfaceAddresses { v4: address("10.10.10.2").into(), v6: address("fd00:10::2").into() };
+        let entry = || node.map::<u32, InterfaceAddresses>("interfaces").get(&device("eth1").0, 0).ok();
+        eventually("the programs know its addresses", || entry() == Some(addresses)).await;
+
+        ip("link set eth1 down\nlink set eth1 name nic1\n");
+        let down = Some(InterfaceState::Attached(InterfaceReason::Down));
+        eventually("it is renamed and down", || state(&dataplane, "nic1") == down).await;
+        assert!(has_programs("nic1"));
+        drop(dataplane);
+        let dataplane = node.start().await;
+        assert!(has_programs("nic1"), "adopted, and not twice");
+        assert_eq!(state(&dataplane, "nic1"), down);
+
+        // The bridge has the addresses now.
+        ip("link add br1 type bridge\nlink set nic1 master br1\naddr add 10.10.13.2/24 dev br1\n");
+        eventually("the bridge has programs", || has_programs("br1")).await;
+        eventually("its port has none", || programs_on("nic1").is_empty()).await;
+        assert_eq!(state(&dataplane, "nic1"), None);
+        ip("link del br1\n");
+        eventually("it is an interface of its own again", || has_programs("nic1")).await;
+
+        let index = device("nic1").0;
+        ip("link del nic1\n");
+        node.make_eth1();
+        eventually("a new device has programs", || has_programs("eth1")).await;
+        assert_ne!(device("eth1").0, index);
+        let left = || node.map::<u32, InterfaceAddresses>("interfaces").keys().count();
+        eventually("its predecessor is forgotten", || left() == 1).await;
+        drop(dataplane);
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        assert!(programs_on("eth1").is_empty() && programs_on(UPLINK).is_empty());
+        assert!(!node.bpffs.exists() || std::fs::read_dir(&node.bpffs).expect("a folder").next().is_none());
+    });
+}
+
+/// Another agent's `--uplink`: each device keeps a program while its role changes.
+#[test]
+fn nic_and_uplink_change_their_roles() {
+    on_node(|node| async move {
+        node.make_eth1();
+        drop(node.start().await);
+        for uplink in ["eth1", UPLINK] {
+            let dataplane = start(Settings { uplink: uplink.to_owned(), ..node.settings() }).await;
+            for name in ["eth1", UPLINK] {
+                assert!(has_programs(name), "{name} while {uplink} is the uplink");
+            }
+            assert_eq!(node.config().uplink_ifindex, device(uplink).0);
+            drop(dataplane);
+        }
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+    });
+}
+
+/// Neighbours of the other networks hear nothing of it.
+#[test]
+fn nic_addresses_are_claimed_in_their_network() {
+    on_node(|node| async move {
+        node.make_eth1();
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
+        let (index, mac) = device("eth1");
+        for (id, text) in (1..).zip(ADDRESSES) {
+            for lan in ["lan1", "out0"] {
+                let stale = format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev {lan} nud reachable\n");
+                node.outside(|| ip(&stale));
+            }
+            dataplane.apply(&Action::Own(EgressId(id), address(text))).await.expect("own");
+            assert_eq!((node.owned(id).ifindex, node.owned(id).mac, node.owned(id).mtu), (index, mac, 1400));
+            let of = |lan| node.outside(|| output(&["ip", "neigh", "show", text, "dev", lan]));
+            eventually("it is announced there", || of("lan1").contains(&mac_text(mac))).await;
+            assert!(of("out0").contains("02:00:00:00:00:99"), "and not on the uplink: {}", of("out0"));
+        }
+        let filter = |device| output(&["ip", "maddr", "show", "dev", device]).contains("33:33:ff:01:01:00");
+        assert!(filter("eth1") && !filter(UPLINK));
+
+        // Without an agent.
+        drop(dataplane);
+        node.outside(|| ip("neigh flush all\n"));
+        for text in ADDRESSES {
+            node.outside(|| {
+                let any = if address(text).is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                let socket = UdpSocket::bind(any).expect("a socket");
+                socket.send_to(b"?", (address(text), 9)).expect("ask for the address");
+            });
+            eventually("it is answered there", || node.neighbour(text).contains(&mac_text(mac))).await;
+        }
+
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
+        let other = [0x02, 0, 0, 0, 0, 0x77];
+        ip(&format!("link set eth1 address {}\n", mac_text(other)));
+        for (id, text) in (1..).zip(ADDRESSES) {
+            eventually("the entry has the new link address", || node.owned(id).mac == other).await;
+            eventually("and it is announced", || node.neighbour(text).contains(&mac_text(other))).await;
+        }
+        for (id, text) in (1..).zip(ADDRESSES) {
+            dataplane.apply(&Action::Disown(EgressId(id), address(text))).await.expect("disown");
+        }
+        eventually("the group is left", || !filter("eth1")).await;
+    });
+}
+
+#[test]
+fn nic_addresses_are_announced_when_the_carrier_returns() {
+    on_node(|node| async move {
+        node.make_eth1();
+        let mut dataplane = node.start().await;
+        let text = ADDRESSES[0];
+        dataplane.apply(&Action::Own(EgressId(1), address(text))).await.expect("own");
+        // The claim would be announced for eight more seconds; a restart announces nothing.
+        drop(dataplane);
+        let dataplane = node.start().await;
+        node.outside(|| ip("link set lan1 down\n"));
+        let no_carrier = Some(InterfaceState::Attached(InterfaceReason::NoCarrier));
+        eventually("the carrier is gone", || state(&dataplane, "eth1") == no_carrier).await;
+        node.outside(|| {
+            ip("link set lan1 up\n");
+            ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev lan1 nud stale\n"));
+        });
+        let mac = mac_text(device("eth1").1);
+        eventually("the neighbour's entry points here", || node.neighbour(text).contains(&mac)).await;
+    });
+}
+
+/// The uplink is in another network: nothing of it may show the address there.
+#[test]
+fn nic_addresses_do_not_move_to_the_uplink() {
+    on_node(|node| async move {
+        node.make_eth1();
+        let mut dataplane = node.start().await;
+        let own = |id, text| Action::Own(EgressId(id), address(text));
+        dataplane.apply(&own(1, ADDRESSES[0])).await.expect("own");
+        let (index, _) = device("eth1");
+        ip("link del eth1\n");
+        eventually("the record is gone", || state(&dataplane, "eth1").is_none()).await;
+        assert_eq!(node.owned(1).ifindex, index, "it leaves by no other interface");
+        dataplane.apply(&own(2, "10.10.10.101")).await.expect_err("there is no interface for it");
+
+        // Networks that the uplink has by a cloud's settings, for example.
+        let primary_networks = vec!["10.10.10.0/24".parse().expect("a literal")];
+        dataplane.expect(Expected { primary_networks, ..Expected::default() });
+        assert_eq!(node.owned(1).ifindex, device(UPLINK).0);
+        dataplane.apply(&own(2, "10.10.10.101")).await.expect("own");
+        node.make_eth1();
+        eventually("an interface in that network has it", || node.owned(2).ifindex == device("eth1").0).await;
+    });
+}
