@@ -44,14 +44,14 @@ pub fn stays(policies: &Policies, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr,
 
 fn why(address: IpAddr, policy: &EgressPolicy, nodes: &Nodes, node: &str) -> String {
     let others = nodes.iter().filter(|(name, other)| *name != node && other.assignable && other.may_host(address));
-    let obstacles: Vec<String> = others.map(|(name, other)| obstacle(name, other, policy)).collect();
+    let obstacles: Vec<String> = others.map(|(name, other)| obstacle(name, other, policy, address)).collect();
     match obstacles.is_empty() {
         true => format!("no other node with the label {} has a network for it", keys::ASSIGNABLE),
         false => obstacles.join(", "),
     }
 }
 
-fn obstacle(name: &str, node: &Node, policy: &EgressPolicy) -> String {
+fn obstacle(name: &str, node: &Node, policy: &EgressPolicy, address: IpAddr) -> String {
     let has_another = policy.published.items.iter().any(|item| item.node == name);
     match () {
         () if node.drained => format!("{name} is drained too"),
@@ -59,6 +59,7 @@ fn obstacle(name: &str, node: &Node, policy: &EgressPolicy) -> String {
         () if !node.has_published_networks() || !node.networks_known => {
             format!("{name} has not published its networks")
         }
+        () if node.impairment(address).is_some() => format!("{name} cannot send by the interface for it"),
         () if has_another => format!("{name} has another address of the object"),
         () => format!("{name} has as many egress IPs as its cloud allows"),
     }

@@ -4,7 +4,7 @@
 //!   node whose primary network contains it. If it belongs to another interface of some node that hosts it there, only
 //!   such nodes can take it, as in OVN-Kubernetes.
 //! - A node whose agent is away keeps its addresses and takes no new ones. Neither does a drained node, whose addresses
-//!   move to others as far as these can take them.
+//!   move to others as far as these can take them. The same holds for the addresses of one interface that cannot send.
 //! - Addresses with the same candidates share an [`AddressClass`]: there are few of them, however many addresses and
 //!   nodes.
 
@@ -38,6 +38,8 @@ pub(super) struct Hosts<'a> {
     takes_no_new: BTreeSet<NodeIndex>,
     /// Drained nodes.
     drained: BTreeSet<NodeIndex>,
+    /// Nodes with an interface, other than the uplink, that cannot send.
+    impaired: BTreeSet<NodeIndex>,
     /// All networks that decide about hosting.
     networks: Networks,
     pub(super) classes: Vec<AddressClass>,
@@ -61,6 +63,7 @@ impl<'a> Hosts<'a> {
             found.map(|(index, _)| index).collect()
         };
         let drained = indices(&|_, node| node.drained);
+        let impaired = indices(&|_, node| node.is_impaired());
         let takes_no_new = indices(&|name, node| node.drained || inputs.absent.contains(name));
         let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
         Self {
@@ -68,6 +71,7 @@ impl<'a> Hosts<'a> {
             index_by_name: places,
             takes_no_new,
             drained,
+            impaired,
             networks,
             classes: Vec::new(),
             class_by_networks: BTreeMap::new(),
@@ -83,12 +87,18 @@ impl<'a> Hosts<'a> {
         self.nodes[node].1.hosts(address)
     }
 
-    pub(super) fn is_drained(&self, node: NodeIndex) -> bool {
-        self.drained.contains(&node)
+    /// Whether the address is to move to another node if one can take it.
+    pub(super) fn is_leaving(&self, node: NodeIndex, address: IpAddr) -> bool {
+        self.drained.contains(&node) || !self.can_send(node, address)
     }
 
-    pub(super) fn any_drained(&self) -> bool {
-        !self.drained.is_empty()
+    pub(super) fn any_leaving(&self) -> bool {
+        !self.drained.is_empty() || !self.impaired.is_empty()
+    }
+
+    /// Whether the interface of the address can send, as far as the node's health does not tell.
+    fn can_send(&self, node: NodeIndex, address: IpAddr) -> bool {
+        !self.impaired.contains(&node) || self.nodes[node].1.impairment(address).is_none()
     }
 
     /// The class of an address.
@@ -103,7 +113,8 @@ impl<'a> Hosts<'a> {
         if nodes.iter().any(is_other) {
             nodes.retain(is_other);
         }
-        self.classes.push(AddressClass { nodes: nodes.difference(&self.takes_no_new).copied().collect() });
+        nodes.retain(|node| !self.takes_no_new.contains(node) && self.can_send(*node, address));
+        self.classes.push(AddressClass { nodes: nodes.into_iter().collect() });
         let class = self.classes.len() - 1;
         self.class_by_networks.insert(key, class);
         class

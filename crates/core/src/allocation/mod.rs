@@ -152,8 +152,8 @@ pub fn assign(inputs: &AssignmentInputs<'_>) -> Assignment {
         let kept = |(rank, claim)| kept((rank, claim), inputs.hand_overs, &hosts, &claimants);
         let mut places: Vec<Placement> = claims.iter().enumerate().map(kept).collect();
         place_others(inputs, &claims, (&mut hosts, &claimants), &mut places);
-        if hosts.any_drained() {
-            move_off_drained(inputs, &claims, (&mut hosts, &claimants), &mut places);
+        if hosts.any_leaving() {
+            move_off(inputs, &claims, (&mut hosts, &claimants), &mut places);
         }
         if release_unplaced(&mut claims, &claimants, &places) {
             continue;
@@ -206,12 +206,12 @@ fn kept(
     let (mut places, mut used) = (Placement::new(), BTreeSet::new());
     let to = |address: &IpAddr| Some((*address, hand_overs.get(address)?.to.as_deref()?));
     let being_handed_over = claim.addresses.iter().filter_map(to);
-    // An address that a drained node is handing over does not stay.
+    // An address that a node is handing over because it must does not stay.
     let is_given_away = |(address, node): &(IpAddr, &str)| {
         let to = hand_overs.get(address).and_then(|hand_over| hosts.index(hand_over.to.as_deref()?));
-        let is_drained = |node| hosts.is_drained(node);
-        hosts.index(node).is_some_and(is_drained)
-            && to.is_some_and(|to| !is_drained(to) && hosts.can_host(to, *address))
+        let is_leaving = |node| hosts.is_leaving(node, *address);
+        hosts.index(node).is_some_and(is_leaving)
+            && to.is_some_and(|to| !is_leaving(to) && hosts.can_host(to, *address))
     };
     let shown = claim.items.iter().copied().filter(|item| !is_given_away(item));
     for (address, node) in shown.chain(being_handed_over) {
@@ -255,8 +255,9 @@ fn place_others(
     }
 }
 
-/// An address that no other node can take stays: a drained node serves better than none.
-fn move_off_drained(
+/// Moves addresses from drained nodes and from interfaces that cannot send. An address that no other node can take stays: a
+/// drained node serves better than none, and an interface may work again.
+fn move_off(
     inputs: &AssignmentInputs<'_>,
     claims: &[Claim<'_>],
     (hosts, claimants): (&mut Hosts<'_>, &Claimants<'_>),
@@ -264,7 +265,7 @@ fn move_off_drained(
 ) {
     let mut leaving: Vec<Placement> = Vec::with_capacity(places.len());
     for kept in &mut *places {
-        leaving.push(kept.extract_if(.., |_, node| hosts.is_drained(*node)).collect());
+        leaving.push(kept.extract_if(.., |address, node| hosts.is_leaving(*node, *address)).collect());
     }
     place_others(inputs, claims, (hosts, claimants), places);
     for (kept, leaving) in places.iter_mut().zip(leaving) {

@@ -8,6 +8,7 @@ use crate::allocation::claimants::Claimants;
 use crate::allocation::hosts::Hosts;
 use crate::allocation::{AssignmentInputs, Claim, Placement};
 use crate::keys;
+use crate::model::interface::InterfaceReason;
 use crate::model::node::{Node, Unserved};
 use crate::model::policy::{Item, PolicyKey};
 use crate::model::reserved::Reserved;
@@ -74,17 +75,22 @@ pub enum HostObstacle {
     Unhealthy { at: Vec<IpAddr> },
     /// The node answers, and its agent does not.
     AgentAway,
+    /// The interface of the address cannot send.
+    Interface { name: String, reason: InterfaceReason },
 }
 
 impl HostObstacle {
-    fn of(inputs: &AssignmentInputs<'_>, name: &str, node: &Node) -> Self {
+    fn of(inputs: &AssignmentInputs<'_>, name: &str, node: &Node, address: IpAddr) -> Self {
         match () {
             () if !node.ready => Self::NotReady,
             () if !node.has_published_networks() => Self::NetworksUnknown,
             () if inputs.unreachable.contains(name) && node.health_addresses().is_empty() => Self::HealthAddressUnknown,
             () if inputs.unreachable.contains(name) => Self::Unhealthy { at: node.health_addresses() },
             () if inputs.absent.contains(name) => Self::AgentAway,
-            () => Self::NetworksUnknown,
+            () => match node.impairment(address) {
+                Some((interface, reason)) => Self::Interface { name: interface.name.clone(), reason: reason.clone() },
+                None => Self::NetworksUnknown,
+            },
         }
     }
 }
@@ -107,6 +113,7 @@ impl fmt::Display for HostObstacle {
                 write!(f, "does not answer health checks at {}, or says that it cannot serve", at.join(" and "))
             }
             Self::AgentAway => f.write_str("has an egress-agent that does not answer"),
+            Self::Interface { name, reason } => write!(f, "cannot send by its interface {name} ({})", reason.code()),
         }
     }
 }
@@ -191,7 +198,7 @@ impl EntryStatuses<'_, '_> {
             None => EntryStatus::NoNode,
             Some((name, node)) if node.drained => EntryStatus::Drained { node: name.clone() },
             Some((name, node)) => {
-                EntryStatus::NotReady { node: name.clone(), why: HostObstacle::of(self.inputs, name, node) }
+                EntryStatus::NotReady { node: name.clone(), why: HostObstacle::of(self.inputs, name, node, address) }
             }
         }
     }

@@ -73,6 +73,14 @@ impl EgressInterface {
         !matches!(self.state, InterfaceState::Absent(_))
     }
 
+    /// Why it cannot send, although it has programs.
+    pub fn impairment(&self) -> Option<&InterfaceReason> {
+        match &self.state {
+            InterfaceState::Attached(reason) => Some(reason),
+            InterfaceState::Absent(_) | InterfaceState::Usable => None,
+        }
+    }
+
     /// The length of the longest network that hosts the address.
     fn prefix_len(&self, address: IpAddr) -> Option<u8> {
         let networks =

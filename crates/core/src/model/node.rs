@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::model::interface::{EgressInterface, choose};
+use crate::model::interface::{EgressInterface, InterfaceReason, choose};
 use crate::model::state::TunnelEndpoint;
 use crate::model::view::Reading;
 
@@ -277,6 +277,18 @@ impl Node {
     /// The interface that the address belongs to, if it is not the primary one.
     pub fn other_interface(&self, address: IpAddr) -> Option<&EgressInterface> {
         choose(&self.interfaces, address).filter(|chosen| !chosen.is_uplink)
+    }
+
+    /// The further interface that the address belongs to, and why it cannot send. A node whose uplink cannot send says so to
+    /// health checks.
+    pub fn impairment(&self, address: IpAddr) -> Option<(&EgressInterface, &InterfaceReason)> {
+        let interface = self.other_interface(address)?;
+        interface.impairment().map(|reason| (interface, reason))
+    }
+
+    /// Whether a further interface cannot send.
+    pub fn is_impaired(&self) -> bool {
+        self.interfaces.iter().any(|one| !one.is_uplink && one.impairment().is_some())
     }
 
     /// The networks of egress IPs on the primary interface.

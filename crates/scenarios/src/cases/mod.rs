@@ -27,6 +27,7 @@ mod leak;
 mod lifecycle;
 mod load_balancer;
 pub mod metrics;
+mod nic;
 mod planned_moves;
 mod pod_addresses;
 mod reachability;
@@ -49,6 +50,7 @@ pub fn tests() -> Vec<LabTest> {
     let mut tests = baseline::tests();
     tests.extend(second_network::tests());
     tests.extend(load_balancer::tests());
+    tests.extend(nic::tests());
     tests.extend([
         test("story_succeeds_and_leaves_nothing", story::succeeds),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),

@@ -84,3 +84,37 @@ fn a_hand_over_from_a_drained_node_keeps_its_new_node() {
         assert_eq!(node_of(&crate::allocation::assign(&facts).policies, "a", "172.18.0.100"), Some(new));
     }
 }
+
+/// Only addresses of that interface move.
+#[test]
+fn an_interface_that_cannot_send_releases_what_others_can_take() {
+    let mut nodes = with_another_interface(2, &InterfaceState::Usable);
+    for reason in [InterfaceReason::Down, InterfaceReason::NoCarrier, InterfaceReason::Other("Unheard".into())] {
+        impaired(&mut nodes, "n1", &reason);
+        let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.101")];
+        let policies: Policies = [
+            policy("a", 1, &["10.10.10.100"], &[("n1", "10.10.10.100")]),
+            policy("b", 2, &["172.18.0.100", "172.18.0.101"], &items),
+            policy("c", 3, &["10.10.10.101"], &[]),
+        ]
+        .into();
+        let outcomes = assign(&policies, &nodes);
+        assert_eq!(node_of(&outcomes, "a", "10.10.10.100"), Some("n2"));
+        assert_eq!(outcomes[&"b".into()].items, policies[&"b".into()].published.items, "the uplink works");
+        assert_eq!(node_of(&outcomes, "c", "10.10.10.101"), Some("n2"));
+
+        let mut all = nodes.clone();
+        impaired(&mut all, "n2", &reason);
+        let outcomes = assign(&policies, &all);
+        assert_eq!(node_of(&outcomes, "a", "10.10.10.100"), Some("n1"), "no other node can take it");
+        let why = HostObstacle::Interface { name: "eth1".into(), reason: reason.clone() };
+        assert_eq!(status(&outcomes, "c"), &EntryStatus::NotReady { node: "n1".into(), why });
+        assert!(!outcomes[&"c".into()].no_eligible_node(), "the pods' own addresses are no way out");
+    }
+}
+
+fn impaired(nodes: &mut Nodes, name: &str, reason: &InterfaceReason) {
+    let node = Arc::make_mut(nodes.get_mut(name).expect("a node"));
+    let eth1 = node.interfaces.iter_mut().find(|one| !one.is_uplink).expect("a further interface");
+    eth1.state = InterfaceState::Attached(reason.clone());
+}
