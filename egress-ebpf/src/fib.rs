@@ -1,6 +1,7 @@
 //! Next hops: FIB lookup, its cache, and redirects.
 //!
-//! A next hop comes from `bpf_fib_lookup`. A NAT entry keeps it for ten seconds and one route generation; the map
+//! A next hop comes from `bpf_fib_lookup`, and on a further egress interface from the agent's map `routes`, since the helper
+//! does not keep to an interface (ADR 19). A NAT entry keeps it for ten seconds and one route generation; the map
 //! `next_hops` keeps those of other nodes and pods for a second, since the path MTU to another node may drop without a
 //! change of routes. The packet that looked it up leaves by `bpf_redirect_neigh`, which resolves the neighbour; for
 //! later ones the program writes the link addresses and redirects to the device.
@@ -19,9 +20,10 @@ use aya_ebpf::bindings::{
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Addr, Config, Family, NextHop, Verdict};
+use egress_common::abi::{Addr, Config, Family, NeighbourKey, NextHop, RouteTarget, Verdict};
+use egress_common::decide::routes;
 
-use crate::maps::{Maps, route_generation, run_ns};
+use crate::maps::{self, Maps, route_generation, run_ns};
 use crate::packet::Packet;
 use crate::workspace::Run;
 
@@ -97,21 +99,75 @@ pub struct Lookup<'a> {
     pub seal: u32,
 }
 
-/// Finds the route, from the cached next hop if that is valid.
-#[inline(never)]
-pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> Result<(), Verdict> {
-    // Read before the lookup: routes may change after it.
-    let (generation, now) = (route_generation(run.config), run_ns());
+/// Takes the cached next hop, if that is valid.
+#[inline(always)]
+fn take_cached(lookup: &Lookup<'_>, generation: u32, now: u64, route: &mut Route) -> bool {
     let hop = lookup.kept;
     let is_known = hop.generation == generation && hop.ifindex == lookup.ifindex;
     // Another CPU may be writing the one of a NAT entry; a per-CPU one is complete.
-    if is_known && now < hop.valid_until_ns && (!lookup.by_nat_entry || hop.is_of(lookup.seal)) {
+    let is_valid = is_known && now < hop.valid_until_ns && (!lookup.by_nat_entry || hop.is_of(lookup.seal));
+    if is_valid {
         route.resolve = false;
         route.known = true;
         route.ifindex = hop.ifindex;
         route.mtu = hop.mtu;
         route.dmac = hop.dmac;
         route.smac = hop.smac;
+    }
+    is_valid
+}
+
+/// Finds the route by a further egress interface, for a packet with a NAT entry. `smac` is the interface's own.
+#[inline(never)]
+pub fn resolve_further_route(
+    run: &Run<'_>,
+    lookup: &Lookup<'_>,
+    smac: [u8; 6],
+    route: &mut Route,
+) -> Result<(), Verdict> {
+    // Read before the lookup: routes may change after it.
+    let (generation, now) = (route_generation(run.config), run_ns());
+    if take_cached(lookup, generation, now, route) {
+        return Ok(());
+    }
+    let entry = maps::route(RouteTarget { ifindex: lookup.ifindex, to: *lookup.daddr }).ok_or(Verdict::NoRoute)?;
+    let hop = routes::next_hop(entry, &run.headers.tuple).ok_or(Verdict::NoRoute)?;
+    let key = NeighbourKey { ifindex: lookup.ifindex, address: *hop };
+    route.mtu = if entry.mtu == 0 { lookup.device_mtu } else { entry.mtu.min(lookup.device_mtu) };
+    route.ifindex = lookup.ifindex;
+    route.smac = smac;
+    route.resolve = true;
+    set_hop(route, &key.address);
+    let mac = maps::neighbour(&key);
+    route.known = mac.is_some();
+    if let Some(mac) = mac {
+        route.dmac = mac;
+        Maps.set_hop(&run.headers.tuple, route.kept(generation, now + NAT_HOP_LIFE_NS, lookup.seal));
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn set_hop(route: &mut Route, hop: &Addr) {
+    let words = hop.words();
+    match hop.family() {
+        Family::V4 => {
+            route.neighbour.nh_family = u32::from(AF_INET);
+            route.neighbour.__bindgen_anon_1.ipv4_nh = words[3];
+        }
+        Family::V6 => {
+            route.neighbour.nh_family = u32::from(AF_INET6);
+            route.neighbour.__bindgen_anon_1.ipv6_nh = words;
+        }
+    }
+}
+
+/// Finds the route, from the cached next hop if that is valid.
+#[inline(never)]
+pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> Result<(), Verdict> {
+    // Read before the lookup: routes may change after it.
+    let (generation, now) = (route_generation(run.config), run_ns());
+    if take_cached(lookup, generation, now, route) {
         return Ok(());
     }
     let settled = look_up(run, lookup, &mut route.params)?;

@@ -21,8 +21,9 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns}
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort, Exposure, Flow, FragKey,
-    FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr,
-    PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple, Usage,
+    FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NextHop,
+    NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, RouteEntry, RouteTarget, Share,
+    Tuple, Usage,
 };
 use egress_common::decide::expiry::{self, GONE};
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
@@ -60,6 +61,28 @@ pub static HANDOVERS: HashMap<u32, HandoverEntry, 16384, ON_DEMAND> = HashMap::n
 
 #[btf_map(name = "cluster")]
 pub static CLUSTER: LpmTrie<Addr, ClusterPrefix, 65536> = LpmTrie::new();
+
+/// Of further egress interfaces: 1,024 of each at most (`MOST_ROUTES` of the agent).
+#[btf_map(name = "routes")]
+static ROUTES: LpmTrie<RouteTarget, RouteEntry, 32768> = LpmTrie::new();
+
+#[btf_map(name = "neighbours")]
+static NEIGHBOURS: HashMap<NeighbourKey, NeighbourEntry, 4096, ON_DEMAND> = HashMap::new();
+
+/// The route of a further egress interface with the longest prefix.
+#[inline(always)]
+pub fn route(target: RouteTarget) -> Option<&'static RouteEntry> {
+    ROUTES.get(&Key::new(160, target))
+}
+
+/// The link address of a neighbour, if it is known.
+#[inline(always)]
+pub fn neighbour(key: &NeighbourKey) -> Option<[u8; 6]> {
+    let found = NEIGHBOURS.get_ptr_mut(key)?;
+    // SAFETY: the element is valid, see above; a copy of a torn one has no valid seal.
+    let entry = unsafe { ptr::read(found) };
+    entry.is_of(key).then_some(entry.mac)
+}
 
 #[btf_map(name = "nodes")]
 pub static NODES: HashMap<Addr, NodeEntry, 65536, ON_DEMAND> = HashMap::new();

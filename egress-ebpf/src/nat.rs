@@ -105,7 +105,11 @@ fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
         by_nat_entry: true,
         seal: nat_entry.seal,
     };
-    fib::resolve_route(run, &lookup, route)
+    if owned.ifindex == run.config.uplink_ifindex {
+        fib::resolve_route(run, &lookup, route)
+    } else {
+        fib::resolve_further_route(run, &lookup, owned.mac, route)
+    }
 }
 
 /// Insert-if-absent of one key of a NAT entry, built in this CPU's workspace.

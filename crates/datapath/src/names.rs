@@ -69,13 +69,15 @@ pub const CLSACT_PROGRAMS: &str = "filters";
 pub const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 23] = [
+pub const PINNED_MAPS: [&str; 25] = [
     "lease",
     "pods",
     "policy",
     "owned",
     "owned_addr",
     "interfaces",
+    "routes",
+    "neighbours",
     "handovers",
     "cluster",
     "nodes",
@@ -96,8 +98,20 @@ pub const PINNED_MAPS: [&str; 23] = [
 ];
 
 /// The pinned maps that programs only read: a trace shares them with the attached programs.
-pub const READ_MAPS: [&str; 10] =
-    ["lease", "pods", "policy", "owned", "owned_addr", "interfaces", "handovers", "cluster", "nodes", "config"];
+pub const READ_MAPS: [&str; 12] = [
+    "lease",
+    "pods",
+    "policy",
+    "owned",
+    "owned_addr",
+    "interfaces",
+    "routes",
+    "neighbours",
+    "handovers",
+    "cluster",
+    "nodes",
+    "config",
+];
 
 /// The pinned maps that programs write: a trace has its own.
 #[cfg(test)]

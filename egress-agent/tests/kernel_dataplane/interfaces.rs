@@ -2,10 +2,13 @@
 
 use std::net::{IpAddr, UdpSocket};
 
-use egress_common::abi::{InterfaceAddresses, Owned};
+use aya::maps::lpm_trie::Key;
+use aya::maps::{LpmTrie, Map, MapData};
+use egress_common::abi::{InterfaceAddresses, NeighbourEntry, NeighbourKey, Owned, RouteEntry, RouteTarget};
 use egress_core::model::interface::{InterfaceReason, InterfaceState};
 use egress_core::model::state::{Action, EgressId, OnUnknownPod};
 use egress_core::plan::executor::{Executor, Expected};
+use egress_datapath::devices::routes::MOST_ROUTES;
 use egress_datapath::names::Hook;
 use egress_datapath::{Dataplane, Settings};
 
@@ -84,6 +87,91 @@ fn nic_programs_follow_the_interfaces() {
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
         assert!(programs_on("eth1").is_empty() && programs_on(UPLINK).is_empty());
         assert!(!node.bpffs.exists() || std::fs::read_dir(&node.bpffs).expect("a folder").next().is_none());
+    });
+}
+
+/// A line for each route of `eth1`: its prefix, and its next hops.
+fn routes(node: &TestNode, ifindex: u32) -> Vec<String> {
+    let data = MapData::from_pin(node.pin("maps/routes")).expect("open a pinned map");
+    let map = LpmTrie::<MapData, RouteTarget, RouteEntry>::try_from(Map::LpmTrie(data)).expect("a trie");
+    let all = map.iter().map(|entry| entry.expect("an entry"));
+    let line = |(key, entry): (Key<RouteTarget>, RouteEntry)| {
+        let RouteTarget { to, .. } = key.data();
+        let mapped = if to.to_ip().is_ipv4() { 96 } else { 0 };
+        let hops = (0..entry.count()).map(|index| format!(" {}", entry.hop(index).expect("a hop").to_ip()));
+        let kind = entry.kind().expect("a kind");
+        format!("{}/{} {kind:?}{}", to.to_ip(), key.prefix_len() - 32 - mapped, hops.collect::<String>())
+    };
+    let mut lines: Vec<_> = all.filter(|(key, _)| key.data().ifindex == ifindex).map(line).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn nic_routes_and_neighbours_follow_the_kernel() {
+    on_node(|node| async move {
+        node.make_eth1();
+        let dataplane = node.start().await;
+        let index = device("eth1").0;
+        let own = ["10.10.10.0/24 OnLink", "fd00:10::/64 OnLink"];
+        assert_eq!(routes(&node, index), own);
+        ip("route add 198.51.100.0/24 via 10.10.10.1\n\
+            route add default via 10.10.10.1 dev eth1 metric 500\n\
+            route add 198.51.101.0/24 nexthop via 10.10.10.1 weight 2 nexthop via 10.10.10.3 nexthop via 172.18.0.1\n\
+            route add blackhole 198.51.102.0/24\n\
+            route add ::/0 via fe80::1 dev eth1 metric 2048\n\
+            route add 2001:db8:1::/64 via fd00:10::1\n");
+        let all = [
+            "0.0.0.0/0 Via 10.10.10.1",
+            own[0],
+            "198.51.100.0/24 Via 10.10.10.1",
+            "198.51.101.0/24 Via 10.10.10.1 10.10.10.1 10.10.10.1 10.10.10.1 10.10.10.1 10.10.10.3 10.10.10.3 10.10.10.3",
+            "198.51.102.0/24 Refused",
+            "2001:db8:1::/64 Via fd00:10::1",
+            "::/0 Via fe80::1",
+            own[1],
+        ];
+        eventually("routes are followed", || routes(&node, index) == all).await;
+        assert_eq!(routes(&node, device(UPLINK).0), [""; 0], "the uplink asks the kernel");
+        drop(dataplane);
+        ip("route del 198.51.100.0/24\nroute del 198.51.101.0/24\nroute del blackhole 198.51.102.0/24\n\
+            route del default dev eth1\nroute del ::/0 dev eth1\nroute del 2001:db8:1::/64\n");
+        let dataplane = node.start().await;
+        assert_eq!(routes(&node, index), own, "also those of the time without an agent");
+
+        let mac = |text: &str| {
+            let key = NeighbourKey { ifindex: index, address: address(text).into() };
+            node.map::<NeighbourKey, NeighbourEntry>("neighbours").get(&key, 0).ok().map(|entry| entry.mac)
+        };
+        for text in ["10.10.10.1", "fd00:10::1", "fe80::1"] {
+            for last in [1, 2] {
+                ip(&format!("neigh replace {text} lladdr 02:00:00:00:09:0{last} dev eth1 nud reachable\n"));
+                eventually("the neighbour is followed", || mac(text) == Some([2, 0, 0, 0, 9, last])).await;
+            }
+            ip(&format!("neigh del {text} dev eth1\n"));
+            eventually("and forgotten", || mac(text).is_none()).await;
+        }
+        ip("link del eth1\n");
+        eventually("nothing is left of a removed interface", || routes(&node, index).is_empty()).await;
+        drop(dataplane);
+    });
+}
+
+#[test]
+fn nic_with_too_many_routes_sends_nothing() {
+    on_node(|node| async move {
+        node.make_eth1();
+        let dataplane = node.start().await;
+        let index = device("eth1").0;
+        // With that of the network.
+        let line = |i: usize| format!("route add 10.{}.{}.0/24 via 10.10.10.1\n", 100 + i / 256, i % 256);
+        ip(&(0..MOST_ROUTES).map(line).collect::<String>());
+        let too_many = Some(InterfaceState::Attached(InterfaceReason::TooManyRoutes));
+        eventually("the interface cannot send", || state(&dataplane, "eth1") == too_many).await;
+        eventually("by any of them", || routes(&node, index).is_empty()).await;
+        ip("route del 10.100.0.0/24\nroute del 10.100.1.0/24\n");
+        eventually("it can", || state(&dataplane, "eth1") == Some(InterfaceState::Usable)).await;
+        assert_eq!(routes(&node, index).len(), MOST_ROUTES);
     });
 }
 

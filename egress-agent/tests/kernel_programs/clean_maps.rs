@@ -163,6 +163,8 @@ impl Stage {
             ("owned", Box::new(&mut self.owned)),
             ("owned_addr", Box::new(&mut self.owned_addr)),
             ("interfaces", Box::new(&mut self.interfaces)),
+            ("routes", Box::new(&mut self.routes)),
+            ("neighbours", Box::new(&mut self.neighbours)),
             ("handovers", Box::new(&mut self.handovers)),
             ("cluster", Box::new(&mut self.cluster)),
             ("nodes", Box::new(&mut self.nodes)),

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use egress_common::abi::{HandoverStage, NODE_MARK};
+use egress_common::abi::{HandoverStage, NODE_MARK, RouteEntry, RouteKind};
 use serde_json::Value;
 
-use crate::cast::{V4, V6};
+use crate::cast::{V4, V6, addr};
 use crate::frames::{SYN, packet};
-use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, OWNED_MAC, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 32] = [
+const FIELDS: [(&str, &[&str], &[&str]); 34] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
@@ -19,6 +19,8 @@ const FIELDS: [(&str, &[&str], &[&str]); 32] = [
     ("owned", &[], &["address", "ifindex", "mtu", "mac"]),
     ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
     ("interfaces", &[], &["v4", "v6"]),
+    ("routes", &["prefix_len", "data"], &["kind", "count", "mtu", "hops"]),
+    ("neighbours", &["ifindex", "address"], &["mac"]),
     ("handovers", &[], &["stage", "peer", "owned"]),
     ("cluster", &["prefix_len", "data"], &["kind", "node"]),
     ("nodes", &["bytes"], &["place", "node"]),
@@ -65,6 +67,8 @@ pub(crate) fn use_every_map(stage: &mut Stage) {
     stage.hand_over(&V4, HandoverStage::Arriving);
     stage.expose(V4.pod, 17, 53);
     stage.put_interface(FURTHER, V4.mgmt, V6.mgmt);
+    stage.put_route(FURTHER, V4.world, None, RouteEntry::new(RouteKind::OnLink, 0));
+    stage.neighbour(FURTHER, addr(V4.world), OWNED_MAC);
     let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
     let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
     let datagram = packet(V4.known_pod, V4.world, 4000, 80);

@@ -21,6 +21,7 @@ mod fragments;
 mod frames;
 mod from_overlay;
 mod from_pod;
+mod further_routes;
 mod generated_errors;
 mod hairpin;
 mod handover;

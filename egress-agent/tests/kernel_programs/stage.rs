@@ -10,9 +10,9 @@ use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, AnswerKey, AnswerKind, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow,
-    FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, InterfaceAddresses, Lease, NatEntry, NodeEntry,
-    NodePlace, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, Share,
-    Tuple, Usage, Verdict, WhenEmpty,
+    FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, InterfaceAddresses, Lease, NatEntry,
+    NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey,
+    PolicySlot, PortRange, PrefixKind, RouteEntry, RouteTarget, Share, Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::limit;
 use egress_common::decide::to_pod::SETTLE_NS;
@@ -42,6 +42,8 @@ pub(crate) struct Stage {
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
     pub(crate) interfaces: HashMap<MapData, u32, InterfaceAddresses>,
+    pub(crate) routes: LpmTrie<MapData, RouteTarget, RouteEntry>,
+    pub(crate) neighbours: HashMap<MapData, NeighbourKey, NeighbourEntry>,
     pub(crate) handovers: HashMap<MapData, u32, HandoverEntry>,
     pub(crate) cluster: LpmTrie<MapData, Addr, ClusterPrefix>,
     pub(crate) nodes: HashMap<MapData, Addr, NodeEntry>,
@@ -150,6 +152,8 @@ impl Stage {
             owned: hash(take("owned")),
             owned_addr: hash(take("owned_addr")),
             interfaces: hash(take("interfaces")),
+            routes: LpmTrie::try_from(take("routes")).expect("a trie"),
+            neighbours: hash(take("neighbours")),
             handovers: hash(take("handovers")),
             cluster: LpmTrie::try_from(take("cluster")).expect("a trie"),
             nodes: hash(take("nodes")),
@@ -306,6 +310,13 @@ impl Stage {
     pub(crate) fn put_interface(&mut self, ifindex: u32, v4: &str, v6: &str) {
         let addresses = InterfaceAddresses { v4: addr(v4), v6: addr(v6) };
         self.interfaces.insert(ifindex, addresses, 0).expect("a further interface");
+    }
+
+    /// Key of `routes` for a prefix of this length, or of the whole address.
+    pub(crate) fn route_key(ifindex: u32, to: &str, length: Option<u32>) -> Key<RouteTarget> {
+        let to = addr(to);
+        let mapped = if to.family() == Family::V4 { 96 } else { 0 };
+        Key::new(32 + length.map_or(128, |length| mapped + length), RouteTarget { ifindex, to })
     }
 
     fn put_owned(&mut self, egress_id: u32, owned: Owned) {

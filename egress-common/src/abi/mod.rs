@@ -19,6 +19,7 @@ mod lease;
 mod nat;
 mod pods;
 mod rig;
+mod routes;
 mod seal;
 mod verdict;
 
@@ -38,6 +39,7 @@ pub use pods::{
     MAX_SLOTS, Owned, OwnedAddr, PodEntry, PodSelection, PolicyEntry, PolicyEntryKey, PolicySlot, SlotPlace, WhenEmpty,
 };
 pub use rig::{RIG_FRAME, Rig};
+pub use routes::{MAX_NEXT_HOPS, NeighbourEntry, NeighbourKey, RouteEntry, RouteKind, RouteTarget};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.

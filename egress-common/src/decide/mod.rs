@@ -17,6 +17,7 @@ pub mod from_pod;
 pub mod limit;
 pub mod mtu;
 pub mod phase;
+pub mod routes;
 pub mod slots;
 pub mod snat;
 pub mod to_netdev;

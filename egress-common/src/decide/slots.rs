@@ -166,7 +166,7 @@ fn begin<'t, T: Tables>(
         // Outlives the flow: a late answer after a reset begins no inbound connection.
         tables.note_datagram(&headers.tuple);
     }
-    let index = pick(&headers.tuple, policy.count());
+    let index = pick(&headers.tuple, 0, policy.count());
     let slot = &policy.slots[(index & SLOT_MASK) as usize];
     let state = phase::own(0, headers.tcp_flags, Direction::Egress);
     let mut flow = Flow::new(slot.address, egress_id, index, state, tables.now_ns());
@@ -186,15 +186,15 @@ fn begin<'t, T: Tables>(
     }
 }
 
-/// Index of a new flow's slot. The count is not zero.
+/// One of `count` by the flow's hash; zero of none. Another salt is another choice.
 #[inline(always)]
-fn pick(tuple: &Tuple, count: u32) -> u32 {
+pub(super) fn pick(tuple: &Tuple, salt: u32, count: u32) -> u32 {
     if count == 0 {
         return 0;
     }
     let (s, d) = (fold_addr(&tuple.saddr), fold_addr(&tuple.daddr));
     let ports = (tuple.sport() as u32) << 16 | tuple.dport() as u32;
-    let mut hash = mix(s ^ mix(d ^ mix(ports ^ tuple.protocol as u32)));
+    let mut hash = mix(s ^ mix(d ^ mix(ports ^ tuple.protocol as u32 ^ salt)));
     hash ^= hash >> 15;
     // Multiply-shift maps the hash to the count without the bias and the cost of a division.
     ((hash as u64 * count as u64) >> 32) as u32
@@ -227,7 +227,7 @@ mod tests {
         let mut seen = [0u32; 5];
         for port in 1024..6024 {
             let headers = packet("10.244.1.10", "198.51.100.10", port, 80).headers();
-            seen[pick(&headers.tuple, 5) as usize] += 1;
+            seen[pick(&headers.tuple, 0, 5) as usize] += 1;
         }
         assert!(seen.iter().all(|n| (850..1150).contains(n)), "{seen:?}");
     }

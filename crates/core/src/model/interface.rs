@@ -55,6 +55,8 @@ pub enum InterfaceReason {
     Down,
     /// It is up, and its link is not.
     NoCarrier,
+    /// It has more routes than programs choose from, so they use none of them.
+    TooManyRoutes,
     /// The node's addresses in the network have a label that ends in `vip`: keepalived moves them between nodes.
     VirtualIp,
     /// The node's addresses in the network are secondary ones.
@@ -90,11 +92,12 @@ impl EgressInterface {
 }
 
 impl InterfaceReason {
-    const KNOWN: [Self; 8] = [
+    const KNOWN: [Self; 9] = [
         Self::NotAttached,
         Self::SharesDevice,
         Self::Down,
         Self::NoCarrier,
+        Self::TooManyRoutes,
         Self::VirtualIp,
         Self::Secondary,
         Self::Temporary,
@@ -108,6 +111,7 @@ impl InterfaceReason {
             Self::SharesDevice => "SharesDevice",
             Self::Down => "Down",
             Self::NoCarrier => "NoCarrier",
+            Self::TooManyRoutes => "TooManyRoutes",
             Self::VirtualIp => "VirtualIP",
             Self::Secondary => "Secondary",
             Self::Temporary => "Temporary",

@@ -9,9 +9,11 @@ use rtnetlink::Handle;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
+use crate::devices::routes::Routes;
 use crate::error::netlink_io;
 use crate::names::{AttachPoint, Device, Hook};
 use egress_core::model::interface::{EgressInterface, InterfaceState, choose};
+use egress_core::model::node::Mac;
 
 /// kube-proxy in IPVS mode keeps the addresses of all services on this device.
 pub const SERVICE_DEVICE: &str = "kube-ipvs0";
@@ -39,6 +41,9 @@ pub struct NodeFacts {
     pub v6: Option<Ipv6Addr>,
     /// The same of the further egress interfaces, by index.
     pub further_addresses: BTreeMap<u32, (Option<Ipv4Addr>, Option<Ipv6Addr>)>,
+    /// The routes of the further egress interfaces, and their neighbours with a link address.
+    pub routes: Routes,
+    pub neighbours: BTreeMap<(u32, IpAddr), Mac>,
     /// The uplink and the other interfaces that can host egress IPs.
     pub interfaces: Vec<EgressInterface>,
 }

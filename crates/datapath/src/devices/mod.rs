@@ -4,3 +4,4 @@ pub mod host;
 pub mod interfaces;
 pub mod node_ports;
 pub mod records;
+pub mod routes;

@@ -95,6 +95,12 @@ pub fn cluster_key(net: &IpNet) -> Key<abi::Addr> {
     Key::new(u32::from(net.prefix_len() + shift), net.addr().into())
 }
 
+/// Key of `routes`.
+pub fn route_key(ifindex: u32, net: &IpNet) -> Key<abi::RouteTarget> {
+    let key = cluster_key(net);
+    Key::new(key.prefix_len() + u32::BITS, abi::RouteTarget { ifindex, to: key.data() })
+}
+
 /// `None` for a key that this version would not write.
 pub fn cluster_net(key: &Key<abi::Addr>) -> Option<IpNet> {
     let ip = key.data().to_ip();

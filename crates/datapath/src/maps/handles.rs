@@ -12,8 +12,8 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry, Holder,
-    Inbound, InterfaceAddresses, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, Share,
-    Tuple, Usage,
+    Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, Owned, OwnedAddr, PodEntry,
+    PolicyEntry, PolicyEntryKey, RouteEntry, RouteTarget, Share, Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
@@ -26,6 +26,8 @@ pub struct NodeMaps {
     pub owned: Hash<u32, Owned>,
     pub owned_addr: Hash<Addr, OwnedAddr>,
     pub interfaces: Hash<u32, InterfaceAddresses>,
+    pub routes: Trie<RouteTarget, RouteEntry>,
+    pub neighbours: Hash<NeighbourKey, NeighbourEntry>,
     pub handovers: Hash<u32, HandoverEntry>,
     pub config: Array<MapData, Config>,
 }
@@ -41,6 +43,8 @@ impl NodeMaps {
             owned: hash(ebpf, "owned")?,
             owned_addr: hash(ebpf, "owned_addr")?,
             interfaces: hash(ebpf, "interfaces")?,
+            routes: Trie::take(ebpf, "routes")?,
+            neighbours: hash(ebpf, "neighbours")?,
             handovers: hash(ebpf, "handovers")?,
             config: typed(ebpf, "config")?,
         })

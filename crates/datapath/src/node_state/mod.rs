@@ -9,12 +9,13 @@ pub mod reset_history;
 pub mod shared;
 pub mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange};
+use aya::maps::lpm_trie::Key;
+use egress_common::abi::{Addr, Config, Cover, Family, NeighbourEntry, NeighbourKey, OnUnknownPod, PortRange};
 use ipnet::IpNet;
 use tokio::sync::watch::{Receiver, Sender, channel};
 use tracing::{info, warn};
@@ -33,6 +34,7 @@ use crate::names::{AttachPoint, Device, Hook};
 use crate::settings::{Quotas, Settings};
 use egress_core::model::interface::{self, EgressInterface};
 use egress_core::model::lease::SharedLease;
+use egress_core::model::node::Mac;
 use egress_core::plan::executor::Expected;
 
 pub struct State {
@@ -170,7 +172,8 @@ impl State {
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
         self.write_config(config).map_err(|error| StartError::kernel("write map config", error))?;
-        self.write_interfaces().map_err(|error| StartError::kernel("write map interfaces", error))?;
+        let written = self.write_interfaces().and_then(|()| self.write_next_hops());
+        written.map_err(|error| StartError::kernel("write the maps of further interfaces", error))?;
         // Raises the decision number, so that flows are decided again, whatever the former run left undone.
         self.adopt_owned().map_err(|error| StartError::kernel("write the owned addresses", error))
     }
@@ -216,7 +219,7 @@ impl State {
     pub fn follow(&mut self, settings: &Settings, facts: NodeFacts, verify: bool) -> io::Result<()> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         let former = std::mem::replace(&mut self.facts, facts);
-        let addresses = self.write_interfaces();
+        let addresses = self.write_interfaces().and_then(|()| self.write_next_hops());
         let written = if config == self.config {
             Ok(())
         } else {
@@ -250,6 +253,45 @@ impl State {
             self.maps.interfaces.put(index, addresses)?;
         }
         Ok(())
+    }
+
+    /// Makes the maps `routes` and `neighbours` equal to the facts. What is new comes first: without it a packet would take a
+    /// shorter prefix.
+    fn write_next_hops(&mut self) -> io::Result<()> {
+        let mut there = HashMap::new();
+        self.maps.routes.for_each(|key, entry| {
+            there.insert((key.prefix_len(), key.data()), *entry);
+        })?;
+        let mut put = Ok(());
+        for ((ifindex, net), entry) in &self.facts.routes {
+            let key = convert::route_key(*ifindex, net);
+            if there.remove(&(key.prefix_len(), key.data())).as_ref() != Some(entry) {
+                put = put.and(self.maps.routes.put(&key, entry));
+            }
+        }
+        for (length, target) in there.into_keys() {
+            self.maps.routes.remove(&Key::new(length, target))?;
+        }
+        put?;
+        self.write_neighbours()
+    }
+
+    fn write_neighbours(&mut self) -> io::Result<()> {
+        // The kernel resolves the others for each packet.
+        let limit = usize::try_from(self.maps.neighbours.limit()).unwrap_or(usize::MAX);
+        let entry = |((ifindex, address), mac): (&(u32, IpAddr), &Mac)| {
+            let key = NeighbourKey { ifindex: *ifindex, address: (*address).into() };
+            (key, NeighbourEntry::new(&key, *mac))
+        };
+        let mut wanted: HashMap<_, _> = self.facts.neighbours.iter().take(limit).map(entry).collect();
+        let mut unwanted = Vec::new();
+        self.maps.neighbours.for_each(|key, entry| match wanted.get(key) {
+            Some(known) if known == entry => drop(wanted.remove(key)),
+            Some(_) => {}
+            None => unwanted.push(*key),
+        })?;
+        unwanted.iter().try_for_each(|key| self.maps.neighbours.remove(key).map(drop))?;
+        wanted.iter().try_for_each(|(key, entry)| self.maps.neighbours.put(key, entry))
     }
 
     /// Rewrites the owned entries, if they may name other interfaces. A failure is repeated by the next call.

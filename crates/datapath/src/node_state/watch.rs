@@ -2,24 +2,26 @@
 //!
 //! - A **device** of ours or another egress interface appears, goes or changes: read the facts and attach where needed,
 //!   without delay, since packets bypass the programs until they are attached.
-//! - **Routes, addresses, neighbours** change: cached next hops are looked up again. The first change acts at once, further
-//!   ones every 50 ms. For a neighbour only its link address counts, not its state.
+//! - **Routes, addresses, neighbours** change: cached next hops are looked up again, and those of further egress interfaces are
+//!   read and written to the maps before. The first change acts at once, further ones every 50 ms. For a neighbour only its link
+//!   address counts, not its state.
 //! - Events can be lost (socket buffer overrun) and other software can detach our programs: everything is read again every ten
 //!   seconds and after a loss.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::channel::mpsc::UnboundedReceiver;
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressScope;
 use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use rtnetlink::sys::SocketAddr;
 use rtnetlink::{Handle, MulticastGroup};
 use tokio::task::{JoinSet, spawn_blocking};
@@ -29,13 +31,15 @@ use tracing::warn;
 
 use crate::devices::interfaces::{self, NodeFacts};
 use crate::devices::records;
-use crate::error::StartError;
+use crate::devices::routes::{self, Routes};
+use crate::error::{StartError, netlink_io};
 use crate::loader::initial_state::{self, OwnAddresses};
 use crate::names::OVERLAY_DEVICE;
 use crate::node_state::shared::Shared;
 use crate::overlay;
 use crate::settings::Settings;
-use egress_core::model::interface::EgressInterface;
+use egress_core::model::interface::{EgressInterface, InterfaceReason, InterfaceState};
+use egress_core::model::node::Mac;
 use egress_supervise::{self, Task};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -49,6 +53,26 @@ pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, Socke
 struct Need {
     look: bool,
     routes: bool,
+    /// Routes or neighbours of a further egress interface.
+    further: bool,
+}
+
+impl Need {
+    fn and(self, other: Self) -> Self {
+        Self { look: self.look | other.look, routes: self.routes | other.routes, further: self.further | other.further }
+    }
+}
+
+/// The indices of egress interfaces.
+struct Watched {
+    all: BTreeSet<u32>,
+    further: BTreeSet<u32>,
+}
+
+impl Watched {
+    fn of(facts: &NodeFacts) -> Self {
+        Self { all: facts.interface_indices(), further: facts.further().map(|one| one.index).collect() }
+    }
 }
 
 /// Link addresses of neighbours as last seen.
@@ -75,7 +99,8 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
     let uplink = link(&settings.uplink).map(interfaces::from_message);
     let (v4, v6) = uplink.map_or((None, None), |uplink| interfaces::primary_addresses(&addresses, uplink.index));
     let (mgmt, overlay) = (link(&settings.mgmt_port), link(OVERLAY_DEVICE));
-    let interfaces = records::records(&links, &addresses, (&settings.uplink, &settings.mgmt_port));
+    let mut interfaces = records::records(&links, &addresses, (&settings.uplink, &settings.mgmt_port));
+    let (routes, neighbours) = next_hops(netlink, &links, &mut interfaces).await?;
     let further = interfaces.iter().filter(|one| !one.is_uplink);
     let addresses_of = |one: &EgressInterface| (one.index, interfaces::primary_addresses(&addresses, one.index));
     Ok(NodeFacts {
@@ -87,18 +112,47 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
         v4,
         v6,
         further_addresses: further.map(addresses_of).collect(),
+        routes,
+        neighbours,
         interfaces,
     })
+}
+
+/// The routes and neighbours of the further egress interfaces. An interface with too many routes cannot send.
+async fn next_hops(
+    netlink: &Handle,
+    links: &[LinkMessage],
+    interfaces: &mut [EgressInterface],
+) -> io::Result<(Routes, BTreeMap<(u32, IpAddr), Mac>)> {
+    let (mut all, mut further) = (Routes::new(), BTreeSet::new());
+    if interfaces.iter().all(|one| one.is_uplink) {
+        return Ok((all, BTreeMap::new()));
+    }
+    let messages = routes::dump(netlink).await?;
+    for one in interfaces.iter_mut().filter(|one| !one.is_uplink && one.is_attached()) {
+        further.insert(one.index);
+        match routes::of_interface(&messages, one.index, routes::table(links, one.index)) {
+            Some(found) => all.extend(found.into_iter().map(|(net, entry)| ((one.index, net), entry))),
+            None => one.state = InterfaceState::Attached(InterfaceReason::TooManyRoutes),
+        }
+    }
+    let listed = netlink.neighbours().get().execute().try_collect::<Vec<_>>().await.map_err(netlink_io)?;
+    let known = |message: &NeighbourMessage| {
+        let (address, mac) = usable_neighbour(message)?;
+        Some(((message.header.ifindex, address), mac?.as_slice().try_into().ok()?))
+    };
+    let of_them = listed.iter().filter(|message| further.contains(&message.header.ifindex));
+    Ok((all, of_them.filter_map(known).collect()))
 }
 
 /// Runs until dropped.
 pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     let mut neighbours = Neighbours::new();
-    let mut interfaces = shared.state().facts().interface_indices();
+    let mut interfaces = Watched::of(shared.state().facts());
     let mut check = interval(CHECK_INTERVAL);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // When the routes' generation may be raised again, and whether it must be.
-    let (mut routes_from, mut routes_due) = (Instant::now(), false);
+    let (mut routes_from, mut routes_due, mut further_due) = (Instant::now(), false, false);
     loop {
         let mut need = Need::default();
         let mut verify = false;
@@ -114,22 +168,26 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
         // All pending events count as one change.
         while let Some(Some((change, _))) = changes.next().now_or_never() {
             let more = judge((&shared.settings, &interfaces), &mut neighbours, &change);
-            need = Need { look: need.look | more.look, routes: need.routes | more.routes };
+            need = need.and(more);
         }
-        if need.look || verify {
+        (routes_due, further_due) = (routes_due | need.routes, further_due | need.further);
+        let are_routes_read = routes_due && Instant::now() >= routes_from;
+        let begun = Instant::now();
+        if need.look || verify || (further_due && are_routes_read) {
             look(&shared, verify).await;
-            interfaces = shared.state().facts().interface_indices();
+            interfaces = Watched::of(shared.state().facts());
+            further_due = false;
         }
         if verify {
             check_leak_guard(&shared).await;
         }
-        routes_due |= need.routes;
-        if routes_due && Instant::now() >= routes_from {
+        if are_routes_read {
             if let Err(error) = shared.state().raise_route_generation() {
                 warn!(%error, "cannot tell the programs that routes have changed");
             }
             routes_due = false;
-            routes_from = Instant::now() + ROUTE_PAUSE;
+            // A long table is read for a tenth of the time at most.
+            routes_from = Instant::now() + ROUTE_PAUSE.max(begun.elapsed() * 9);
         }
     }
 }
@@ -195,29 +253,34 @@ async fn write_initial_state(shared: &Shared, facts: &NodeFacts) {
 }
 
 fn judge(
-    (settings, interfaces): (&Settings, &BTreeSet<u32>),
+    (settings, interfaces): (&Settings, &Watched),
     neighbours: &mut Neighbours,
     change: &NetlinkMessage<RouteNetlinkMessage>,
 ) -> Need {
-    let everything = Need { look: true, routes: true };
-    let routes = Need { look: false, routes: true };
+    let everything = Need { look: true, routes: true, further: true };
+    let route = |message: &RouteMessage| Need {
+        routes: true,
+        further: concerns_further(&interfaces.further, message),
+        ..Need::default()
+    };
+    let mut neighbour = |message: &NeighbourMessage, deleted| {
+        let routes = note(neighbours, message, deleted);
+        let further = routes && interfaces.further.contains(&message.header.ifindex);
+        Need { routes, further, ..Need::default() }
+    };
     match &change.payload {
         NetlinkPayload::Overrun(_) => everything,
         NetlinkPayload::InnerMessage(message) => match message {
             RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {
-                Need { look: concerns_us(settings, interfaces, link), routes: false }
+                Need { look: concerns_us(settings, &interfaces.all, link), ..Need::default() }
             }
             // Each pod's device gets a link-local address.
             RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
-                Need { look: address.header.scope == AddressScope::Universe, routes: true }
+                Need { look: address.header.scope == AddressScope::Universe, routes: true, ..Need::default() }
             }
-            RouteNetlinkMessage::NewRoute(_) | RouteNetlinkMessage::DelRoute(_) => routes,
-            RouteNetlinkMessage::NewNeighbour(neighbour) => {
-                Need { look: false, routes: note(neighbours, neighbour, false) }
-            }
-            RouteNetlinkMessage::DelNeighbour(neighbour) => {
-                Need { look: false, routes: note(neighbours, neighbour, true) }
-            }
+            RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message) => route(message),
+            RouteNetlinkMessage::NewNeighbour(message) => neighbour(message, false),
+            RouteNetlinkMessage::DelNeighbour(message) => neighbour(message, true),
             _ => Need::default(),
         },
         _ => Need::default(),
@@ -231,8 +294,19 @@ fn concerns_us(settings: &Settings, interfaces: &BTreeSet<u32>, link: &LinkMessa
     interfaces.contains(&link.header.index) || interfaces::name(link).is_some_and(|name| ours.contains(&name))
 }
 
-/// Whether the neighbour's link address changed.
-fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) -> bool {
+/// A route by one of these interfaces, or one that refuses its packets on all.
+fn concerns_further(further: &BTreeSet<u32>, message: &RouteMessage) -> bool {
+    let by_them = |attribute: &RouteAttribute| match attribute {
+        RouteAttribute::Oif(index) => further.contains(index),
+        RouteAttribute::MultiPath(hops) => hops.iter().any(|hop| further.contains(&hop.interface_index)),
+        _ => false,
+    };
+    let refused = [RouteType::BlackHole, RouteType::Unreachable, RouteType::Prohibit];
+    !further.is_empty() && (refused.contains(&message.header.kind) || message.attributes.iter().any(by_them))
+}
+
+/// The IP address of a neighbour, and its link address if it can be used. Entries of bridges have no IP address.
+fn usable_neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Option<&Vec<u8>>)> {
     let mut address = None;
     let mut link_address = None;
     for attribute in &message.attributes {
@@ -243,15 +317,17 @@ fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) 
             _ => {}
         }
     }
-    // Entries of bridges have no IP address.
-    let Some(address) = address else { return false };
-    let key = (message.header.ifindex, address);
     let unusable = matches!(message.header.state, NeighbourState::Failed | NeighbourState::Incomplete);
-    match link_address {
-        Some(link_address) if !deleted && !unusable => {
-            neighbours.insert(key, link_address.clone()).as_ref() != Some(link_address)
-        }
-        _ => neighbours.remove(&key).is_some(),
+    Some((address?, link_address.filter(|_| !unusable)))
+}
+
+/// Whether the neighbour's link address changed.
+fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) -> bool {
+    let Some((address, link_address)) = usable_neighbour(message) else { return false };
+    let key = (message.header.ifindex, address);
+    match link_address.filter(|_| !deleted) {
+        Some(link_address) => neighbours.insert(key, link_address.clone()).as_ref() != Some(link_address),
+        None => neighbours.remove(&key).is_some(),
     }
 }
 

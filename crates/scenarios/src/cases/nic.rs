@@ -19,6 +19,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         test("nic_egress_ips_leave_by_their_network", leave_by_their_network),
         test("nic_no_packet_leaves_with_the_address_of_a_pod", no_pod_address_leaves),
         test("nic_that_cannot_send_moves_its_addresses_alone", moves_alone),
+        test("nic_needs_neither_forwarding_nor_the_best_route", routes_of_its_own),
     ]
 }
 
@@ -33,8 +34,12 @@ const MOVES: Duration = Duration::from_secs(5);
 
 /// Three nodes with an `eth1` of each kind, and agents that serve.
 fn start(context: &LabContext) -> Result<TestCluster> {
-    let config = |index: usize| HostConfig {
-        second: Some(SecondNic { kind: KINDS[index], ..SecondNic::default() }),
+    start_with(context, SecondNic::default())
+}
+
+fn start_with(context: &LabContext, second: SecondNic) -> Result<TestCluster> {
+    let config = move |index: usize| HostConfig {
+        second: Some(SecondNic { kind: KINDS[index], ..second.clone() }),
         ..HostConfig::mixed(index)
     };
     let lab = LabBuilder::default().nodes(3).host_config(config).keep_logs(context.logs.clone());
@@ -118,6 +123,50 @@ fn leave_by_their_network(context: &LabContext) -> Result<()> {
     let strays = first.packets(|key| is_of_second(key.source));
     ensure!(strays == 0, "{strays} packets with an address of the second network were on the first one");
     ensure!(second.to_the_world(AddressKind::Egress) > 0, "the capture of the second network has no egress IP");
+    cluster.tear_down()
+}
+
+/// The uplink has the better default route of both families, and the kernel forwards nothing that comes by `eth1`.
+fn routes_of_its_own(context: &LabContext) -> Result<()> {
+    let cluster = start_with(context, SecondNic { forwards: false, ..SecondNic::default() })?;
+    cluster.assignable(1, true)?;
+    cluster.assignable(2, true)?;
+    let Dual { v4, v6 } = plan::second_egress_ip(1);
+    let texts = [v4.to_string(), v6.to_string()];
+    cluster.put(&egress_ip("both", &texts.each_ref().map(String::as_str), &labels("house", "red"), &all()))?;
+    let are_seen_as = |egress: [Observed; 2]| -> Result<()> {
+        for pod in NAMES {
+            for (server, egress) in plan::SERVER2.both().into_iter().zip(egress) {
+                cluster.becomes(&cluster.pod(pod)?.netns, server, egress)?;
+            }
+        }
+        Ok(())
+    };
+    let egress = [v4.into(), v6.into()].map(Observed::Source);
+    are_seen_as(egress)?;
+    println!("the only routes to the server are the default routes");
+    for node in cluster.lab.nodes() {
+        for (network, via) in [plan::BEHIND2_V4, plan::BEHIND2_V6].into_iter().zip(plan::EXT2.both()) {
+            let via = via.to_string();
+            node.host.exec("ip", &["route", "del", network, "dev", SECOND_UPLINK])?;
+            let default = if network.contains(':') { "::/0" } else { "0.0.0.0/0" };
+            node.host.exec("ip", &["route", "add", default, "via", &via, "dev", SECOND_UPLINK, "metric", "9999"])?;
+        }
+    }
+    are_seen_as(egress)?;
+    println!("the servers' network is refused, and then not");
+    for node in cluster.lab.nodes() {
+        for network in [plan::BEHIND2_V4, plan::BEHIND2_V6] {
+            node.host.exec("ip", &["route", "add", "blackhole", network])?;
+        }
+    }
+    are_seen_as([Observed::Nothing; 2])?;
+    for node in cluster.lab.nodes() {
+        for network in [plan::BEHIND2_V4, plan::BEHIND2_V6] {
+            node.host.exec("ip", &["route", "del", "blackhole", network])?;
+        }
+    }
+    are_seen_as(egress)?;
     cluster.tear_down()
 }
 
