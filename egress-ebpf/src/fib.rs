@@ -20,7 +20,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Addr, Config, Family, NeighbourKey, NextHop, RouteTarget, Verdict};
+use egress_common::abi::{Addr, Config, Family, NeighbourKey, NextHop, RouteDestination, Verdict};
 use egress_common::decide::routes;
 
 use crate::maps::{self, Maps, route_generation, run_ns};
@@ -130,7 +130,7 @@ pub fn resolve_further_route(
     if take_cached(lookup, generation, now, route) {
         return Ok(());
     }
-    let entry = maps::route(RouteTarget { ifindex: lookup.ifindex, to: *lookup.daddr }).ok_or(Verdict::NoRoute)?;
+    let entry = maps::route(RouteDestination { ifindex: lookup.ifindex, to: *lookup.daddr }).ok_or(Verdict::NoRoute)?;
     let hop = routes::next_hop(entry, &run.headers.tuple).ok_or(Verdict::NoRoute)?;
     let key = NeighbourKey { ifindex: lookup.ifindex, address: *hop };
     route.mtu = if entry.mtu == 0 { lookup.device_mtu } else { entry.mtu.min(lookup.device_mtu) };

@@ -22,8 +22,8 @@ use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort, Exposure, Flow, FragKey,
     FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NextHop,
-    NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, RouteEntry, RouteTarget, Share,
-    Tuple, Usage,
+    NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, RouteDestination, RouteEntry,
+    Share, Tuple, Usage,
 };
 use egress_common::decide::expiry::{self, GONE};
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
@@ -64,14 +64,14 @@ pub static CLUSTER: LpmTrie<Addr, ClusterPrefix, 65536> = LpmTrie::new();
 
 /// Of further egress interfaces: 1,024 of each at most (`MOST_ROUTES` of the agent).
 #[btf_map(name = "routes")]
-static ROUTES: LpmTrie<RouteTarget, RouteEntry, 32768> = LpmTrie::new();
+static ROUTES: LpmTrie<RouteDestination, RouteEntry, 32768> = LpmTrie::new();
 
 #[btf_map(name = "neighbours")]
 static NEIGHBOURS: HashMap<NeighbourKey, NeighbourEntry, 4096, ON_DEMAND> = HashMap::new();
 
 /// The route of a further egress interface with the longest prefix.
 #[inline(always)]
-pub fn route(target: RouteTarget) -> Option<&'static RouteEntry> {
+pub fn route(target: RouteDestination) -> Option<&'static RouteEntry> {
     ROUTES.get(&Key::new(160, target))
 }
 

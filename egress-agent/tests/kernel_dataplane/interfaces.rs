@@ -4,7 +4,7 @@ use std::net::{IpAddr, UdpSocket};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, Map, MapData};
-use egress_common::abi::{InterfaceAddresses, NeighbourEntry, NeighbourKey, Owned, RouteEntry, RouteTarget};
+use egress_common::abi::{InterfaceAddresses, NeighbourEntry, NeighbourKey, Owned, RouteDestination, RouteEntry};
 use egress_core::model::interface::{InterfaceReason, InterfaceState};
 use egress_core::model::state::{Action, EgressId, OnUnknownPod};
 use egress_core::plan::executor::{Executor, Expected};
@@ -93,10 +93,10 @@ fn nic_programs_follow_the_interfaces() {
 /// A line for each route of `eth1`: its prefix, and its next hops.
 fn routes(node: &TestNode, ifindex: u32) -> Vec<String> {
     let data = MapData::from_pin(node.pin("maps/routes")).expect("open a pinned map");
-    let map = LpmTrie::<MapData, RouteTarget, RouteEntry>::try_from(Map::LpmTrie(data)).expect("a trie");
+    let map = LpmTrie::<MapData, RouteDestination, RouteEntry>::try_from(Map::LpmTrie(data)).expect("a trie");
     let all = map.iter().map(|entry| entry.expect("an entry"));
-    let line = |(key, entry): (Key<RouteTarget>, RouteEntry)| {
-        let RouteTarget { to, .. } = key.data();
+    let line = |(key, entry): (Key<RouteDestination>, RouteEntry)| {
+        let RouteDestination { to, .. } = key.data();
         let mapped = if to.to_ip().is_ipv4() { 96 } else { 0 };
         let hops = (0..entry.count()).map(|index| format!(" {}", entry.hop(index).expect("a hop").to_ip()));
         let kind = entry.kind().expect("a kind");

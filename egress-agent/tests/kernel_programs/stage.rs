@@ -12,7 +12,7 @@ use egress_common::abi::{
     Addr, AnswerKey, AnswerKind, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow,
     FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, InterfaceAddresses, Lease, NatEntry,
     NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey,
-    PolicySlot, PortRange, PrefixKind, RouteEntry, RouteTarget, Share, Tuple, Usage, Verdict, WhenEmpty,
+    PolicySlot, PortRange, PrefixKind, RouteDestination, RouteEntry, Share, Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::limit;
 use egress_common::decide::to_pod::SETTLE_NS;
@@ -42,7 +42,7 @@ pub(crate) struct Stage {
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
     pub(crate) interfaces: HashMap<MapData, u32, InterfaceAddresses>,
-    pub(crate) routes: LpmTrie<MapData, RouteTarget, RouteEntry>,
+    pub(crate) routes: LpmTrie<MapData, RouteDestination, RouteEntry>,
     pub(crate) neighbours: HashMap<MapData, NeighbourKey, NeighbourEntry>,
     pub(crate) handovers: HashMap<MapData, u32, HandoverEntry>,
     pub(crate) cluster: LpmTrie<MapData, Addr, ClusterPrefix>,
@@ -313,10 +313,10 @@ impl Stage {
     }
 
     /// Key of `routes` for a prefix of this length, or of the whole address.
-    pub(crate) fn route_key(ifindex: u32, to: &str, length: Option<u32>) -> Key<RouteTarget> {
+    pub(crate) fn route_key(ifindex: u32, to: &str, length: Option<u32>) -> Key<RouteDestination> {
         let to = addr(to);
         let mapped = if to.family() == Family::V4 { 96 } else { 0 };
-        Key::new(32 + length.map_or(128, |length| mapped + length), RouteTarget { ifindex, to })
+        Key::new(32 + length.map_or(128, |length| mapped + length), RouteDestination { ifindex, to })
     }
 
     fn put_owned(&mut self, egress_id: u32, owned: Owned) {

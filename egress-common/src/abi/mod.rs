@@ -39,7 +39,7 @@ pub use pods::{
     MAX_SLOTS, Owned, OwnedAddr, PodEntry, PodSelection, PolicyEntry, PolicyEntryKey, PolicySlot, SlotPlace, WhenEmpty,
 };
 pub use rig::{RIG_FRAME, Rig};
-pub use routes::{MAX_NEXT_HOPS, NeighbourEntry, NeighbourKey, RouteEntry, RouteKind, RouteTarget};
+pub use routes::{MAX_NEXT_HOPS, NeighbourEntry, NeighbourKey, RouteDestination, RouteEntry, RouteKind};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.

@@ -8,11 +8,11 @@ use super::{Addr, abi};
 /// more than that of `cluster`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
-pub struct RouteTarget {
+pub struct RouteDestination {
     pub ifindex: u32,
     pub to: Addr,
 }
-abi!(RouteTarget, 20);
+abi!(RouteDestination, 20);
 
 /// Next hops of a route that programs choose from. The agent repeats those of greater weight.
 pub const MAX_NEXT_HOPS: usize = 8;

@@ -74,23 +74,25 @@ fn vrf_table(link: &LinkMessage) -> Option<u32> {
 
 /// The routes of one interface; `None` if there are more than [`MOST_ROUTES`].
 pub fn of_interface(messages: &[RouteMessage], ifindex: u32, table: u32) -> Option<BTreeMap<IpNet, RouteEntry>> {
-    let mut best = BTreeMap::<IpNet, (u32, Vec<Hop>, Kind, u32)>::new();
+    let mut best = BTreeMap::<IpNet, (u32, Vec<RouteHop>, RouteUse, u32)>::new();
     for message in messages.iter().filter(|message| table_of(message) == table) {
         let Some(FoundRoute { net, metric, kind, hops, mtu }) = found(message, ifindex) else { continue };
         match best.get_mut(&net) {
             Some((known, ..)) if *known < metric => {}
             // The kernel lists each next hop of an IPv6 route by itself, if they were added so.
-            Some((known, others, Kind::Unicast, _)) if *known == metric && kind == Kind::Unicast => others.extend(hops),
+            Some((known, others, RouteUse::Unicast, _)) if *known == metric && kind == RouteUse::Unicast => {
+                others.extend(hops)
+            }
             Some((known, ..)) if *known == metric => {}
             _ => drop(best.insert(net, (metric, hops, kind, mtu))),
         }
     }
-    let entry = |(net, (_, hops, kind, mtu)): (IpNet, (u32, Vec<Hop>, Kind, u32))| {
+    let entry = |(net, (_, hops, kind, mtu)): (IpNet, (u32, Vec<RouteHop>, RouteUse, u32))| {
         Some((
             net,
             match kind {
-                Kind::Refused => RouteEntry::new(RouteKind::Refused, 0),
-                Kind::Unicast => usable(&hops, mtu, net)?,
+                RouteUse::Refused => RouteEntry::new(RouteKind::Refused, 0),
+                RouteUse::Unicast => usable(&hops, mtu, net)?,
             },
         ))
     };
@@ -99,14 +101,14 @@ pub fn of_interface(messages: &[RouteMessage], ifindex: u32, table: u32) -> Opti
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RouteUse {
     Unicast,
     Refused,
 }
 
 /// A next hop by the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hop {
+struct RouteHop {
     gateway: Option<IpAddr>,
     weight: usize,
 }
@@ -115,8 +117,8 @@ struct Hop {
 struct FoundRoute {
     net: IpNet,
     metric: u32,
-    kind: Kind,
-    hops: Vec<Hop>,
+    kind: RouteUse,
+    hops: Vec<RouteHop>,
     mtu: u32,
 }
 
@@ -131,8 +133,8 @@ fn table_of(message: &RouteMessage) -> u32 {
 fn found(message: &RouteMessage, ifindex: u32) -> Option<FoundRoute> {
     let header = &message.header;
     let kind = match header.kind {
-        RouteType::Unicast => Kind::Unicast,
-        RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit => Kind::Refused,
+        RouteType::Unicast => RouteUse::Unicast,
+        RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit => RouteUse::Refused,
         _ => return None,
     };
     // Routes by source or type of service apply to a part of the packets.
@@ -156,13 +158,13 @@ fn found(message: &RouteMessage, ifindex: u32) -> Option<FoundRoute> {
     let net = prefix(to, header.address_family, header.destination_prefix_length)?;
     let is_dead = header.flags.intersects(RouteFlags::Dead | RouteFlags::Linkdown);
     if device == Some(ifindex) && hops.is_empty() && !is_dead {
-        hops.push(Hop { gateway, weight: 1 });
+        hops.push(RouteHop { gateway, weight: 1 });
     }
-    let concerns = kind == Kind::Refused || !hops.is_empty();
+    let concerns = kind == RouteUse::Refused || !hops.is_empty();
     (concerns && !is_link_local(net)).then_some(FoundRoute { net, metric, kind, hops, mtu })
 }
 
-fn multipath(hop: &RouteNextHop, ifindex: u32) -> Option<Hop> {
+fn multipath(hop: &RouteNextHop, ifindex: u32) -> Option<RouteHop> {
     if hop.interface_index != ifindex || hop.flags.intersects(RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown) {
         return None;
     }
@@ -171,11 +173,11 @@ fn multipath(hop: &RouteNextHop, ifindex: u32) -> Option<Hop> {
         RouteAttribute::Via(via) => via_ip(via),
         _ => None,
     });
-    Some(Hop { gateway, weight: usize::from(hop.hops) + 1 })
+    Some(RouteHop { gateway, weight: usize::from(hop.hops) + 1 })
 }
 
 /// The entry of a route with these next hops; `None` if it is left out.
-fn usable(hops: &[Hop], mtu: u32, net: IpNet) -> Option<RouteEntry> {
+fn usable(hops: &[RouteHop], mtu: u32, net: IpNet) -> Option<RouteEntry> {
     let gateways: Vec<(Addr, usize)> = hops.iter().filter_map(|hop| Some((hop.gateway?.into(), hop.weight))).collect();
     if gateways.is_empty() {
         return (net.prefix_len() != 0).then(|| RouteEntry::new(RouteKind::OnLink, mtu));

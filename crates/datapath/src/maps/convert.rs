@@ -96,9 +96,9 @@ pub fn cluster_key(net: &IpNet) -> Key<abi::Addr> {
 }
 
 /// Key of `routes`.
-pub fn route_key(ifindex: u32, net: &IpNet) -> Key<abi::RouteTarget> {
+pub fn route_key(ifindex: u32, net: &IpNet) -> Key<abi::RouteDestination> {
     let key = cluster_key(net);
-    Key::new(key.prefix_len() + u32::BITS, abi::RouteTarget { ifindex, to: key.data() })
+    Key::new(key.prefix_len() + u32::BITS, abi::RouteDestination { ifindex, to: key.data() })
 }
 
 /// `None` for a key that this version would not write.

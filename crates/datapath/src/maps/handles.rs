@@ -13,7 +13,7 @@ use aya::{Ebpf, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry, Holder,
     Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, Owned, OwnedAddr, PodEntry,
-    PolicyEntry, PolicyEntryKey, RouteEntry, RouteTarget, Share, Tuple, Usage,
+    PolicyEntry, PolicyEntryKey, RouteDestination, RouteEntry, Share, Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
@@ -26,7 +26,7 @@ pub struct NodeMaps {
     pub owned: Hash<u32, Owned>,
     pub owned_addr: Hash<Addr, OwnedAddr>,
     pub interfaces: Hash<u32, InterfaceAddresses>,
-    pub routes: Trie<RouteTarget, RouteEntry>,
+    pub routes: Trie<RouteDestination, RouteEntry>,
     pub neighbours: Hash<NeighbourKey, NeighbourEntry>,
     pub handovers: Hash<u32, HandoverEntry>,
     pub config: Array<MapData, Config>,

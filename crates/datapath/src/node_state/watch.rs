@@ -64,12 +64,12 @@ impl Need {
 }
 
 /// The indices of egress interfaces.
-struct Watched {
+struct WatchedInterfaces {
     all: BTreeSet<u32>,
     further: BTreeSet<u32>,
 }
 
-impl Watched {
+impl WatchedInterfaces {
     fn of(facts: &NodeFacts) -> Self {
         Self { all: facts.interface_indices(), further: facts.further().map(|one| one.index).collect() }
     }
@@ -148,7 +148,7 @@ async fn next_hops(
 /// Runs until dropped.
 pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     let mut neighbours = Neighbours::new();
-    let mut interfaces = Watched::of(shared.state().facts());
+    let mut interfaces = WatchedInterfaces::of(shared.state().facts());
     let mut check = interval(CHECK_INTERVAL);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // When the routes' generation may be raised again, and whether it must be.
@@ -175,7 +175,7 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
         let begun = Instant::now();
         if need.look || verify || (further_due && are_routes_read) {
             look(&shared, verify).await;
-            interfaces = Watched::of(shared.state().facts());
+            interfaces = WatchedInterfaces::of(shared.state().facts());
             further_due = false;
         }
         if verify {
@@ -253,7 +253,7 @@ async fn write_initial_state(shared: &Shared, facts: &NodeFacts) {
 }
 
 fn judge(
-    (settings, interfaces): (&Settings, &Watched),
+    (settings, interfaces): (&Settings, &WatchedInterfaces),
     neighbours: &mut Neighbours,
     change: &NetlinkMessage<RouteNetlinkMessage>,
 ) -> Need {
