@@ -16,8 +16,8 @@ use self::setup::{
 use crate::cast::addr;
 use crate::frames::{Body, L3, SYN, ip, packet};
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, MGMT_MAC, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, SHOT, TO_NETDEV, TestRun, UPLINK_MAC,
-    batch,
+    FROM_NETDEV, FROM_POD, FURTHER, MGMT_MAC, NEXT, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, Ran, SHOT, TO_NETDEV,
+    TestRun, UPLINK_MAC, batch,
 };
 
 #[test]
@@ -179,6 +179,9 @@ fn simple_packets_are_decapsulated_by_the_program() {
         for (port, body) in (4300..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let inner = from_remote(cast).body(body).with(|packet| packet.sport = port);
             let frame = arrived(underlay, cast.here).frame(&inner);
+            // From another network it is left to the device.
+            let left = stage.run_frame(&TestRun { ifindex: FURTHER, ..FROM_NETDEV }, &frame, Verdict::NotOurs);
+            assert_eq!(left, Ran::plain(NEXT, frame.clone(), 0));
             stage.run_frame(&FROM_NETDEV, &frame, Verdict::SnatForNode);
             let mut ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::SnatForNode);
             if ran.frame[..6] != ROUTER_MAC {

@@ -12,8 +12,8 @@ use crate::from_overlay::{FarEnd, arrives, is, on_devices, wrapped};
 use crate::neighbours::asks_for;
 use crate::races::{CPUS, pin};
 use crate::stage::{
-    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, REDIRECTED, Ran, SHOT, Stage, TO_NETDEV, TestRun, UPLINK_MAC, WAITING, both,
-    test_run,
+    FROM_NETDEV, FROM_POD, FURTHER, NEXT, REDIRECT, REDIRECTED, Ran, SHOT, Stage, TO_NETDEV, TestRun, UPLINK_MAC,
+    WAITING, both, test_run,
 };
 
 /// More than a test takes between two steps.
@@ -128,6 +128,10 @@ fn each_frame_of_the_uplink_is_a_heartbeat() {
             // Pods' packets are no heartbeat: the node may be isolated.
             let before = beat_ago(stage, STALL / 2);
             stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
+            assert_eq!(stage.lease().heartbeat_ns, before.heartbeat_ns);
+            // Nor are frames of another network.
+            std::thread::sleep(LOOKS);
+            stage.passes(&TestRun { ifindex: FURTHER, ..FROM_NETDEV }, &other, Verdict::NotOurs);
             assert_eq!(stage.lease().heartbeat_ns, before.heartbeat_ns);
         }
         stage.set_lease(Lease::ENDLESS);

@@ -40,6 +40,22 @@ mod tests {
         });
     }
 
+    /// Addresses and next hops are chosen by the same hash, and independently.
+    #[test]
+    fn each_address_of_an_object_uses_each_hop() {
+        both(|cast, _| {
+            let hops = [cast.node, cast.other_node].map(addr);
+            let entry = RouteEntry::via(&hops, 0);
+            let mut counts = [[0; 2]; 2];
+            for port in 1000..1400 {
+                let flow = packet(cast.pod, cast.world, port, 80).headers().tuple;
+                let hop = next_hop(&entry, &flow).expect("a hop");
+                counts[slots::pick(&flow, 0, 2) as usize][usize::from(*hop == hops[1])] += 1;
+            }
+            assert!(counts.iter().flatten().all(|count| (60..140).contains(count)), "{counts:?}");
+        });
+    }
+
     #[test]
     fn a_route_without_a_hop_sends_nothing() {
         both(|cast, _| {

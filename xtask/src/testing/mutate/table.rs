@@ -69,6 +69,7 @@ const FLOWS: &str = "egress-common/src/abi/flows.rs";
 const WIRE: &str = "egress-common/src/wire/mod.rs";
 const CRC32C: &str = "egress-common/src/wire/crc32c.rs";
 const DECIDE: &str = "egress-common/src/decide/mod.rs";
+const ROUTES: &str = "egress-common/src/decide/routes.rs";
 const FROM_OVERLAY: &str = "egress-common/src/decide/from_overlay.rs";
 const FROM_NETDEV: &str = "egress-common/src/decide/from_netdev.rs";
 const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
@@ -122,6 +123,23 @@ mutations! { PROGRAMS,
         "let is_expected_here = || packet.ifindex() == u32::from(cached.came_by);" => "let is_expected_here = || true;";
     "guard-of-another-interface-skipped", TO_NETDEV, ["interfaces::"], "an egress IP leaves by an interface whose network does not have it":
         "is_some_and(|owned| owned.is_elsewhere(meta.ifindex))" => "is_some_and(|owned| owned.ifindex == 0)";
+    // Further egress interfaces.
+    "heartbeat-of-every-interface", PROGRAM_FROM_NETDEV, ["lease::"], "a node that is isolated on its uplink keeps its lease by another network":
+        "    if is_uplink(packet, config) {\n        lease::heartbeat();\n    }" => "    let _ = config;\n    lease::heartbeat();";
+    "overlay-by-every-interface", PROGRAM_FROM_NETDEV, ["encapsulation::"], "a host of another network speaks for a node":
+        "is_uplink(packet, config) && overlay::is_for_us" => "overlay::is_for_us";
+    "mark-gets-the-uplinks-address", TO_NETDEV, ["from_netdev::"], "a packet leaves with an address of another network":
+        "    if ifindex == config.uplink_ifindex {\n" => "    if ifindex != 0 {\n";
+    "further-interfaces-ask-the-kernel", NAT, ["further_routes::"], "IPv6 packets find no route, or need forwarding":
+        "    if owned.ifindex == run.config.uplink_ifindex {\n" => "    if owned.ifindex != 0 {\n";
+    "refused-route-is-on-link", ROUTES, ["further_routes::", "routes::"], "a blackhole of the administrator lets packets leave":
+        "RouteKind::Refused => None," => "RouteKind::Refused => Some(&flow.daddr),";
+    "hop-by-the-slots-hash", ROUTES, ["routes::"], "each of two addresses always has the same next hop":
+        "slots::pick(flow, HOPS, entry.count())" => "slots::pick(flow, 0, entry.count())";
+    "torn-neighbour-is-used", MAPS, ["further_routes::"], "packets go to the link address of another neighbour":
+        "entry.is_of(key).then_some(entry.mac)" => "Some(entry.mac)";
+    "route-mtu-ignored", FIB, ["further_routes::"], "packets that the path does not take are lost":
+        "if entry.mtu == 0 { lookup.device_mtu } else { entry.mtu.min(lookup.device_mtu) }" => "lookup.device_mtu";
     "a-gap-is-no-end", LEASE_ABI, ["lease::"], "a machine that stood still serves what another node serves by now":
         "self.is_bounded() && now_ns.saturating_sub(self.heartbeat_ns) > self.stall_ns" => "self.is_bounded() && now_ns == u64::MAX";
     "a-gap-ends-an-endless-lease", LEASE_ABI, ["lease::"], "a cluster with one gateway loses egress on a quiet network":
@@ -131,7 +149,7 @@ mutations! { PROGRAMS,
     "a-heartbeat-hides-a-gap", LEASE, ["lease::"], "what comes after the first frame of a machine that stood still is served":
         "    if left(lease, now) > 0 {" => "    if now > 0 {";
     "no-heartbeat", MAIN, ["lease::"], "an agent's death ends egress after the timeout, without its grace":
-        "    lease::heartbeat();\n" => "";
+        "        from_netdev::note_heartbeat(packet, config);\n" => "        let _ = packet;\n";
     // What a program returns.
     "drop-passes", MAIN, ["to_netdev::"], "a packet that must not leave is left to the stack":
         "verdict, length);\n                TC_ACT_SHOT" => "verdict, length);\n                TC_ACT_UNSPEC";
