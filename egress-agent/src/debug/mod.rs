@@ -156,6 +156,9 @@ pub struct Address {
     pub egress_id: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
+    /// The interface that the programs serve it on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
     /// Whether the programs serve it.
     pub owned: bool,
     /// Whether it is assigned to this node; unknown without a running agent.
@@ -276,13 +279,12 @@ impl Sources {
         status.problems.extend(obstacle.map(|obstacle| format!("this node cannot carry egress traffic: {obstacle}")));
         status.problems.extend(self.questions.notes.lines());
         let bpffs = self.questions.bpffs.clone();
-        let (mut gateways, mut problems) = (std::mem::take(&mut status.gateways), std::mem::take(&mut status.problems));
         // It walks maps, so it blocks.
         let read = spawn_blocking(move || {
-            let kernel = pins::read_kernel(&bpffs, true, &mut gateways, &mut problems);
-            (kernel, gateways, problems)
+            pins::read_kernel(&bpffs, true, &mut status);
+            status
         });
-        (status.kernel, status.gateways, status.problems) = read.await.ok()?;
+        let mut status = read.await.ok()?;
         status.note_expired();
         status.last_warnings = self.questions.warnings.list();
         Some(status)

@@ -9,7 +9,7 @@ use egress_core::model::state::{EgressId, HandoverStage, PodState, TunnelEndpoin
 use egress_datapath::loader::abi_migration;
 use egress_datapath::loader::pinned::{self, Pinned};
 use egress_datapath::survey;
-use egress_datapath::survey::report::{Gateway, Kernel, concerning};
+use egress_datapath::survey::report::concerning;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PinsError {
@@ -29,11 +29,10 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
         false => PinsError::Nothing(bpffs.to_owned()),
     };
     let pinned = pinned::read(bpffs).map_err(unreadable)?.ok_or_else(nothing)?;
-    let mut problems = vec![format!("{why}; the rest is the state of its programs, which continue")];
     let mut status = Status { agent: AgentState { running: false, ..AgentState::default() }, ..Status::default() };
+    status.problems = vec![format!("{why}; the rest is the state of its programs, which continue")];
     fill(&mut status, pinned, &Names::default());
-    status.kernel = read_kernel(bpffs, false, &mut status.gateways, &mut problems);
-    status.problems = problems;
+    read_kernel(bpffs, false, &mut status);
     status.note_expired();
     Ok(status)
 }
@@ -42,7 +41,7 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
 pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pinned, names: &Names) {
     let one = |id: EgressId, address, owned, state| {
         let object = names.objects.get(&id.0).cloned();
-        Address { address, egress_id: id.0, object, owned, wanted: None, state }
+        Address { address, egress_id: id.0, object, interface: None, owned, wanted: None, state }
     };
     let moving = handovers.into_iter().filter(|(id, _)| !owned.contains_key(id)).map(|(id, moving)| {
         let TunnelEndpoint(peer) = moving.peer;
@@ -62,25 +61,23 @@ pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pi
     (status.objects, status.gateways) = concerning(pods, &policies, names);
 }
 
-/// Reads devices, programs and maps, and the neighbour state of gateways. An error becomes a problem of the status.
-pub fn read_kernel(
-    bpffs: &Path,
-    is_swept: bool,
-    gateways: &mut [Gateway],
-    problems: &mut Vec<String>,
-) -> Option<Kernel> {
+/// Reads devices, programs and maps, the interfaces of addresses, and the neighbour state of gateways. An error becomes a problem
+/// of the status.
+pub fn read_kernel(bpffs: &Path, is_swept: bool, status: &mut Status) {
     match survey::known_neighbours() {
-        Ok(known) => gateways
+        Ok(known) => status
+            .gateways
             .iter_mut()
             .for_each(|gateway| gateway.neighbour = known.get(&gateway.endpoint).map(|state| (*state).to_owned())),
-        Err(error) => problems.push(format!("the kernel's neighbour table cannot be read: {error}")),
+        Err(error) => status.problems.push(format!("the kernel's neighbour table cannot be read: {error}")),
     }
     match survey::survey(bpffs, is_swept) {
-        Ok(kernel) => kernel,
-        Err(error) => {
-            problems.push(format!("devices, programs and maps cannot be read: {error}"));
-            None
-        }
+        Ok(kernel) => status.kernel = kernel,
+        Err(error) => status.problems.push(format!("devices, programs and maps cannot be read: {error}")),
+    }
+    match survey::interfaces_of_addresses(bpffs) {
+        Ok(names) => status.addresses.iter_mut().for_each(|one| one.interface = names.get(&one.address).cloned()),
+        Err(error) => status.problems.push(format!("the interfaces of egress IPs cannot be read: {error}")),
     }
 }
 

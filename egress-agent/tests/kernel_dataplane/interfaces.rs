@@ -10,7 +10,7 @@ use egress_core::model::state::{Action, EgressId, OnUnknownPod};
 use egress_core::plan::executor::{Executor, Expected};
 use egress_datapath::devices::routes::MOST_ROUTES;
 use egress_datapath::names::Hook;
-use egress_datapath::{Dataplane, Settings};
+use egress_datapath::{Dataplane, Settings, survey};
 
 use crate::node::{self, TestNode, UPLINK, clean, device, eventually, ip, mac_text, on_node, output, start};
 
@@ -214,6 +214,13 @@ fn nic_addresses_are_claimed_in_their_network() {
         }
         let filter = |device| output(&["ip", "maddr", "show", "dev", device]).contains("33:33:ff:01:01:00");
         assert!(filter("eth1") && !filter(UPLINK));
+        let names = survey::interfaces_of_addresses(&node.bpffs).expect("read the pins");
+        assert_eq!(names, ADDRESSES.map(|text| (address(text), "eth1".to_owned())).into());
+        let kernel = survey::survey(&node.bpffs, false).expect("read the pins").expect("programs");
+        let on_eth1 = kernel.programs.iter().filter(|one| one.interface.as_deref() == Some("eth1"));
+        let mut on_eth1: Vec<_> = on_eth1.map(|one| one.name.as_str()).collect();
+        on_eth1.sort_unstable();
+        assert_eq!(on_eth1, ["from_netdev", "to_netdev"]);
 
         // Without an agent.
         drop(dataplane);

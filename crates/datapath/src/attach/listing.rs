@@ -10,7 +10,7 @@ use aya::maps::{Array, Map, MapData};
 use egress_common::abi::Config;
 
 use crate::attach::clsact::ProgramSet;
-use crate::attach::filters;
+use crate::attach::filters::{self, Filter};
 use crate::error::map_io;
 use crate::maps::access;
 use crate::names::Attachment;
@@ -43,6 +43,23 @@ pub const fn ifindex(config: &Config, hook: Hook) -> u32 {
         Device::Uplink => config.uplink_ifindex,
         Device::Overlay => config.overlay_ifindex,
     }
+}
+
+/// What is attached to further egress interfaces.
+pub fn on_further(pins: &Pins, config: &Config) -> io::Result<Vec<(Hook, AttachedProgram)>> {
+    let mut found = Vec::new();
+    for place in further_links(pins)? {
+        found.extend(by_link(&pins.link_of(place))?.map(|attached| (place.hook, attached)));
+    }
+    let set = ProgramSet::of(&pins.version())?;
+    for ifindex in filters::devices()?.into_iter().filter(|ifindex| *ifindex != config.uplink_ifindex) {
+        for hook in Hook::NETDEV {
+            let there = filters::list(ifindex, hook.direction())?;
+            let ours = there.iter().find(|filter| set.has(hook, filter));
+            found.extend(ours.and_then(|filter| Some((hook, of_filter(ifindex, filter)?))));
+        }
+    }
+    Ok(found)
 }
 
 /// The places of the pinned links on further egress interfaces.
@@ -126,15 +143,17 @@ fn by_filter(config: &Config, hook: Hook) -> io::Result<Option<AttachedProgram>>
     let ifindex = ifindex(config, hook);
     let found = filters::list(ifindex, hook.direction())?;
     let ours = found.into_iter().find(|filter| filter.name == hook.name() && filter.program.is_some());
-    Ok(ours.and_then(|filter| {
-        Some(AttachedProgram {
-            attachment: Attachment::Clsact,
-            ifindex,
-            program: filter.program?,
-            tag: filter.tag,
-            since: None,
-        })
-    }))
+    Ok(ours.and_then(|filter| of_filter(ifindex, &filter)))
+}
+
+fn of_filter(ifindex: u32, filter: &Filter) -> Option<AttachedProgram> {
+    Some(AttachedProgram {
+        attachment: Attachment::Clsact,
+        ifindex,
+        program: filter.program?,
+        tag: filter.tag,
+        since: None,
+    })
 }
 
 #[cfg(test)]

@@ -13,14 +13,14 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry,
+    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry,
     PolicyEntry, PolicyEntryKey, Tuple, Usage,
 };
 use jiff::Timestamp;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_indextoname};
 
-use crate::attach::listing;
+use crate::attach::listing::{self, AttachedProgram};
 use crate::error::map_io;
 use crate::maps::handles::{Hash, Trie};
 use crate::maps::lease;
@@ -36,13 +36,28 @@ pub fn survey(bpffs: &Path, is_swept: bool) -> io::Result<Option<Kernel>> {
         return Ok(None);
     }
     let config: Config = cell(&pins, "config")?;
-    let programs = Hook::ALL.into_iter().map(|hook| program(&pins, &config, hook)).collect::<io::Result<_>>()?;
+    let own = Hook::ALL.into_iter().map(|hook| Ok(program(hook, listing::attached(&pins, &config, hook)?)));
+    let mut programs = own.collect::<io::Result<Vec<_>>>()?;
+    programs.extend(listing::on_further(&pins, &config)?.into_iter().map(|(hook, there)| program(hook, Some(there))));
     // An earlier layout has none.
     let lease = if pins.map("lease").try_exists()? { cell(&pins, "lease")? } else { Lease::EXPIRED };
     // Rounded up, so that zero means expired.
     let lease_seconds = lease::left(lease)?.map(|left| left.as_millis().div_ceil(1000));
     let lease_seconds = lease_seconds.map(|seconds| u64::try_from(seconds).unwrap_or(u64::MAX));
     Ok(Some(Kernel { lease_seconds, interfaces: interfaces(&config)?, programs, maps: maps(&pins, is_swept)? }))
+}
+
+/// The names of the interfaces on which this node serves egress IPs, by address. Also of an address in a hand-over, whose
+/// replies are still accepted.
+pub fn interfaces_of_addresses(bpffs: &Path) -> io::Result<BTreeMap<IpAddr, String>> {
+    let pins = Pins::new(bpffs);
+    let mut names = BTreeMap::new();
+    if pins.map("owned_addr").try_exists()? {
+        open::<Addr, OwnedAddr>(&pins, "owned_addr")?.for_each(|address, owned| {
+            names.extend(name_of(owned.ifindex).map(|name| (address.to_ip(), name)));
+        })?;
+    }
+    Ok(names)
 }
 
 fn cell<V: Pod>(pins: &Pins, name: &str) -> io::Result<V> {
@@ -74,23 +89,23 @@ fn interfaces(config: &Config) -> io::Result<Vec<InterfaceReport>> {
     Ok(devices.into_iter().map(interface).collect())
 }
 
-fn program(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Program> {
+fn program(hook: Hook, there: Option<AttachedProgram>) -> Program {
     let name = hook.name().to_owned();
-    let Some(there) = listing::attached(pins, config, hook)? else {
-        return Ok(Program { name, interface: None, attached: None, since: None, tag: None });
+    let Some(there) = there else {
+        return Program { name, interface: None, attached: None, since: None, tag: None };
     };
     let attachment = match there.attachment {
         Attachment::Tcx => "tcx",
         Attachment::Clsact => "clsact",
     };
     let since = there.since.and_then(|since| Timestamp::try_from(since).ok());
-    Ok(Program {
+    Program {
         name,
         interface: Some(name_of(there.ifindex).unwrap_or_else(|| there.ifindex.to_string())),
         attached: Some(attachment.to_owned()),
         since: since.map(|since| format!("{since:.0}")),
         tag: there.tag.map(|tag| format!("{tag:016x}")),
-    })
+    }
 }
 
 fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {

@@ -93,7 +93,9 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "Find the pods with most connections (`egress-agent nat list`), or raise --nat-entries: a change replaces all \
              maps of the node (docs/install.md lists what is lost)."
         }
-        Verdict::NoRoute => "The node has no route to the destination by its uplink: `ip route get` shows its route.",
+        Verdict::NoRoute => {
+            "The node has no route to the destination by the interface of the egress IP: `ip route show dev` lists them."
+        }
         Verdict::NoNeighbour => "The next hop does not answer: see `ip neigh` on the uplink.",
         Verdict::MtuExceeded | Verdict::OverlayTooNarrow => {
             "Compare the MTU of the pods with those of uplink and overlay (`egress-agent status`)."

@@ -139,10 +139,11 @@ fn egress_ips(addresses: &[Address]) -> String {
     if addresses.is_empty() {
         return "no egress IPs here\n".to_owned();
     }
-    let mut rows = vec![["EGRESS IP", "ID", "OBJECT", "STATE"].map(str::to_owned)];
+    let mut rows = vec![["EGRESS IP", "ID", "OBJECT", "ON", "STATE"].map(str::to_owned)];
     for one in addresses {
-        let object = one.object.clone().unwrap_or_else(|| "-".to_owned());
-        rows.push([one.address.to_string(), one.egress_id.to_string(), object, one.state.clone()]);
+        let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+        let (object, interface) = (known(&one.object), known(&one.interface));
+        rows.push([one.address.to_string(), one.egress_id.to_string(), object, interface, one.state.clone()]);
     }
     columns(&rows)
 }
@@ -190,6 +191,7 @@ mod tests {
             address,
             egress_id: 3,
             object: Some("simpson".into()),
+            interface: Some("eth1".into()),
             owned: true,
             wanted: Some(true),
             state: "served".into(),
@@ -233,8 +235,8 @@ controller   on node2
 suspects     node3
 pods         5 addresses known, 2 selected
 
-EGRESS IP     ID  OBJECT   STATE
-172.18.0.100  3   simpson  served
+EGRESS IP     ID  OBJECT   ON    STATE
+172.18.0.100  3   simpson  eth1  served
 
 HAND-OVER     NUMBER  FROM   TO
 172.18.0.100  7       node1  no node yet

@@ -192,7 +192,8 @@ impl<E: Executor> Reconciler<E> {
                 _ => "not served yet".to_owned(),
             };
             let (owned, wanted) = (owned.is_some(), desired.map(|_| wanted.is_some()));
-            addresses.push(Address { address: *address, egress_id: id.0, object, owned, wanted, state });
+            let (address, egress_id) = (*address, id.0);
+            addresses.push(Address { address, egress_id, object, interface: None, owned, wanted, state });
         }
         addresses.sort_by_key(|one| one.address);
         addresses
