@@ -19,7 +19,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressScope;
-use rtnetlink::packet_route::link::LinkMessage;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkEvent, LinkMessage};
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use rtnetlink::sys::SocketAddr;
@@ -49,17 +49,25 @@ const ROUTE_PAUSE: Duration = Duration::from_millis(50);
 pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
 /// What to do after one or more events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Need {
     look: bool,
     routes: bool,
     /// Routes or neighbours of a further egress interface.
     further: bool,
+    /// The indices of interfaces whose neighbours must learn again where they are: a bond has another active port.
+    announce: BTreeSet<u32>,
 }
 
 impl Need {
-    fn and(self, other: Self) -> Self {
-        Self { look: self.look | other.look, routes: self.routes | other.routes, further: self.further | other.further }
+    fn and(mut self, other: Self) -> Self {
+        self.announce.extend(other.announce);
+        Self {
+            look: self.look | other.look,
+            routes: self.routes | other.routes,
+            further: self.further | other.further,
+            announce: self.announce,
+        }
     }
 }
 
@@ -178,6 +186,9 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
             interfaces = WatchedInterfaces::of(shared.state().facts());
             further_due = false;
         }
+        if !need.announce.is_empty() {
+            shared.state().claims.announce_on(&need.announce);
+        }
         if verify {
             check_leak_guard(&shared).await;
         }
@@ -257,7 +268,7 @@ fn judge(
     neighbours: &mut Neighbours,
     change: &NetlinkMessage<RouteNetlinkMessage>,
 ) -> Need {
-    let everything = Need { look: true, routes: true, further: true };
+    let everything = Need { look: true, routes: true, further: true, announce: BTreeSet::new() };
     let route = |message: &RouteMessage| Need {
         routes: true,
         further: concerns_further(&interfaces.further, message),
@@ -272,7 +283,12 @@ fn judge(
         NetlinkPayload::Overrun(_) => everything,
         NetlinkPayload::InnerMessage(message) => match message {
             RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {
-                Need { look: concerns_us(settings, &interfaces.all, link), ..Need::default() }
+                let announce = notifies_peers(link).filter(|index| interfaces.all.contains(index));
+                Need {
+                    look: concerns_us(settings, &interfaces.all, link),
+                    announce: announce.into_iter().collect(),
+                    ..Need::default()
+                }
             }
             // Each pod's device gets a link-local address.
             RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
@@ -285,6 +301,13 @@ fn judge(
         },
         _ => Need::default(),
     }
+}
+
+/// The device that asks the kernel to announce its addresses (`NETDEV_NOTIFY_PEERS`), which does not know egress IPs: a bond
+/// after a failover, or a guest's device after a migration.
+fn notifies_peers(link: &LinkMessage) -> Option<u32> {
+    let is_event = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::Event(LinkEvent::NotifyPeers));
+    link.attributes.iter().any(is_event).then_some(link.header.index)
 }
 
 /// A device becomes an egress interface with its first address, so events of other devices, such as those of pods, are none
@@ -333,7 +356,7 @@ fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) 
 
 #[cfg(test)]
 mod tests {
-    use rtnetlink::packet_route::link::LinkAttribute;
+    use rtnetlink::packet_core::NetlinkHeader;
 
     use super::*;
 
@@ -356,6 +379,24 @@ mod tests {
         assert!(!note(&mut seen, &neighbour(NeighbourState::Incomplete, None), false));
         assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), false));
         assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), true));
+    }
+
+    #[test]
+    fn a_device_that_notifies_its_peers_is_announced_on() {
+        let settings = Settings::new("breth0", "ovn-k8s-mp0");
+        let interfaces = WatchedInterfaces { all: [2, 3].into(), further: [3].into() };
+        let announce = |index, event| {
+            let mut link = LinkMessage::default();
+            link.header.index = index;
+            link.attributes.push(LinkAttribute::Event(event));
+            let message = NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link));
+            let change = NetlinkMessage::new(NetlinkHeader::default(), message);
+            judge((&settings, &interfaces), &mut Neighbours::new(), &change).announce
+        };
+        assert_eq!(announce(3, LinkEvent::NotifyPeers), [3].into());
+        assert_eq!(announce(2, LinkEvent::NotifyPeers), [2].into());
+        assert_eq!(announce(4, LinkEvent::NotifyPeers), [].into(), "no egress interface");
+        assert_eq!(announce(3, LinkEvent::Features), [].into());
     }
 
     #[test]
