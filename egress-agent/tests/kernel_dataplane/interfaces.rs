@@ -1,6 +1,7 @@
 //! Programs, claims and announcements on further egress interfaces.
 
 use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, Map, MapData};
@@ -12,7 +13,7 @@ use egress_datapath::devices::routes::MOST_ROUTES;
 use egress_datapath::names::Hook;
 use egress_datapath::{Dataplane, Settings, survey};
 
-use crate::node::{self, TestNode, UPLINK, clean, device, eventually, ip, mac_text, on_node, output, start};
+use crate::node::{self, TestNode, UPLINK, clean, device, eventually, ip, mac_text, on_node, output, start, within};
 
 /// In the network of `eth1`.
 const ADDRESSES: [&str; 2] = ["10.10.10.100", "fd00:10::1:100"];
@@ -190,6 +191,18 @@ fn nic_and_uplink_change_their_roles() {
             drop(dataplane);
         }
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+    });
+}
+
+/// While the agent runs: the former uplink has another name and no network, so that it hosts nothing.
+#[test]
+fn nic_of_a_renamed_uplink_keeps_no_program() {
+    on_node(|node| async move {
+        let _dataplane = node.start().await;
+        ip(&format!("link set {UPLINK} down\nlink set {UPLINK} name old0\naddr flush dev old0\n"));
+        ip("link add breth0 type veth peer name far0\nlink set breth0 up\naddr add 172.18.0.2/16 dev breth0\n");
+        eventually("the new device has programs", || has_programs(UPLINK)).await;
+        within(Duration::from_secs(12), "the former one has none", || programs_on("old0").is_empty()).await;
     });
 }
 

@@ -183,14 +183,26 @@ impl Programs {
     /// Detaches the programs from all places but these: the interface was removed, or hosts no egress IP any more. The link of
     /// a hook's own device stays pinned until it is replaced. One line for each failure.
     pub fn retain(&mut self, wanted: &[AttachPoint]) -> Vec<(String, io::Error)> {
-        let unwanted: Vec<AttachPoint> =
+        let mut unwanted: BTreeSet<AttachPoint> =
             self.attached.keys().filter(|place| !wanted.contains(place)).copied().collect();
         let mut failures = Vec::new();
+        if self.attachment == Attachment::Tcx {
+            // Also of a former uplink whose name another device has got.
+            match listing::further_links(&self.pins) {
+                Ok(pinned) => unwanted.extend(pinned.into_iter().filter(|place| !wanted.contains(place))),
+                Err(error) => failures.push(("links of further interfaces".to_owned(), error)),
+            }
+        }
         for place in unwanted {
             self.attached.remove(&place);
             // An interface that was renamed to the uplink's name keeps its program.
             let is_used = wanted.iter().any(|other| (other.hook, other.ifindex) == (place.hook, place.ifindex));
-            if is_used || !place.is_further {
+            let is_replaced = || wanted.iter().any(|other| other.hook == place.hook && !other.is_further);
+            let is_kept = match self.attachment {
+                Attachment::Tcx => !place.is_further,
+                Attachment::Clsact => !place.is_further && !is_replaced(),
+            };
+            if is_used || is_kept {
                 continue;
             }
             let removed = match self.attachment {
