@@ -674,7 +674,7 @@ pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
         Refresh::Noted | Refresh::Fresh => {}
     }
     if change(&mut flow.state, |state| phase::own(state, segment.flags, Direction::Egress)) {
-        opened(tuple, segment.flags);
+        began_or_reset(tuple, segment.flags);
     }
     change(&mut flow.acknowledged, |known| phase::number(known, segment, Direction::Egress));
     Some(copy)
@@ -732,16 +732,17 @@ fn keep(nat_entry: *mut NatEntry, key: &Tuple, segment: Segment) -> bool {
         return false;
     }
     if change(&mut nat_entry.state, |state| phase::own(state, segment.flags, direction)) {
-        opened(key, segment.flags);
+        began_or_reset(key, segment.flags);
     }
     change(&mut nat_entry.number, |known| phase::number(known, segment, direction));
     true
 }
 
-/// A new connection on a known tuple invalidates the flow cache of the former one.
+/// A new connection on a known tuple invalidates the flow cache of the former one. So does a reset: the cached outcome would
+/// not note that the sender continues.
 #[inline(always)]
-fn opened(tuple: &Tuple, tcp_flags: u8) {
-    if tcp_flags & tcp::SYN != 0 {
+fn began_or_reset(tuple: &Tuple, tcp_flags: u8) {
+    if tcp_flags & (tcp::SYN | tcp::RST) != 0 {
         raise_epoch(tuple);
     }
 }

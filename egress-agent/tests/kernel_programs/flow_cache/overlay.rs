@@ -89,7 +89,7 @@ fn a_cached_answer_serves_one_egress_id_only() {
 
 /// As for a NAT entry, where the opposite direction is updated.
 #[test]
-fn a_reopened_connection_is_tracked_with_a_remote_gateway() {
+fn a_reopened_or_reset_connection_is_tracked_with_a_remote_gateway() {
     everywhere_taken_out(|stage, cast, underlay| {
         configure(stage, underlay);
         let out = |flags| packet(cast.away_pod, cast.world, 4001, 80).tcp(flags);
@@ -98,7 +98,10 @@ fn a_reopened_connection_is_tracked_with_a_remote_gateway() {
         for flags in [SYN, ACK, ACK, ACK] {
             stage.run_frame(&FROM_POD, &out(flags).frame(), Verdict::ToGateway);
         }
-        for (flags, expected) in [(SYN, 0), (ACK, phase::SPOKE)] {
+        let resets = phase::SPOKE | phase::RESET;
+        for (flags, expected) in
+            [(SYN, 0), (ACK, phase::SPOKE), (ACK, phase::SPOKE), (RST, resets), (ACK, phase::SPOKE)]
+        {
             stage.run_frame(&FROM_POD, &out(flags).frame(), Verdict::ToGateway);
             assert_eq!(state(stage), expected);
         }
