@@ -132,7 +132,7 @@ pub fn is_service_port(address: &Addr, protocol: u8, port: u16) -> bool {
     let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return false };
     // SAFETY: as in `claim_nat`.
     let (owned, key) = unsafe { (&(*workspace).found.owned, &mut (*workspace).exposed_port) };
-    if !owned.is_shared() {
+    if !owned.is_shared() || owned.address != *address {
         return false;
     }
     *key = ExposedPort::new(*address, protocol, port);

@@ -125,7 +125,8 @@ pub trait Tables {
     fn claim_inbound(&self, tuple: &Tuple) -> ClaimOutcome;
     /// The same for this port; `None` if it is not exposed.
     fn exposure(&self, port: &ExposedPort) -> Option<u32>;
-    /// Whether it is a port of a Service at this egress IP, which is shared with it.
+    /// Whether this address is shared with a Service, by the last result of `owned` or `handover`, and this is a port of the
+    /// Service.
     fn is_service_port(&self, address: &Addr, protocol: u8, port: u16) -> bool;
     fn forget_inbound(&self, tuple: &Tuple);
 

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::abi::{ExposedPort, Lease};
+use crate::abi::{ExposedPort, Lease, Owned};
 use crate::decide::Rewrite;
 use crate::decide::cast::both;
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -128,6 +128,7 @@ fn ports_of_a_service_are_not_given() {
         let elsewhere = packet(cast.pod, cast.world, 2001, 81);
         assert_eq!(asked(elsewhere), Ok(2001), "a Service's port at an address that is not shared");
         maps.put_owned(OWNER.egress_id, maps.owned(OWNER.egress_id).expect("it is owned").shared(OWNER.egress_id));
+        assert!(maps.owned(OWNER.egress_id).is_some_and(Owned::is_shared));
         let udp = |port| asked(packet(cast.pod, cast.world, port, 80));
         assert_eq!(udp(2002), Ok(2002));
         assert_eq!(udp(2001), Ok(2000), "the only free one");
