@@ -118,7 +118,7 @@ pub struct ModelNode {
     pub routed: fn(&Addr) -> bool,
     /// Pods whose link address is known.
     pub resolved: fn(&Addr) -> bool,
-    /// The flow of each reverse key, as packets were sent.
+    /// The flow of each reverse key, by the last packet that was translated.
     asked: HashMap<Tuple, Tuple>,
 }
 
@@ -217,9 +217,19 @@ impl ModelNode {
         PacketOutcome::done(verdict, skb.frame, 0)
     }
 
-    /// Writes the translated source, and asserts that no other flow has the same.
+    /// A packet has found or created this entry, whether it is sent or answered; asserts that no other flow has the same.
+    fn note_flow(&mut self, headers: &Headers, nat_entry: &NatEntry) {
+        let reverse = &nat_entry.other;
+        if headers.l4 != L4::IcmpError
+            && let Some(old) = self.asked.insert(*reverse, headers.tuple).filter(|old| *old != headers.tuple)
+        {
+            let holds = self.maps.nat.get(&old).is_some_and(|nat_entry| nat_entry.other == *reverse);
+            assert!(!holds, "two flows show the same: {old:?} and {:?}", headers.tuple);
+        }
+    }
+
+    /// Writes the translated source.
     fn translated(
-        &mut self,
         headers: &Headers,
         quote: &Quote,
         frame: Vec<u8>,
@@ -229,12 +239,6 @@ impl ModelNode {
         let reverse = &nat_entry.other;
         let keeps_port = matches!(headers.l4, L4::Other | L4::IcmpError);
         assert!(keeps_port || (ports.first..=ports.last).contains(&reverse.dport()), "not one of them: {reverse:?}");
-        if headers.l4 != L4::IcmpError
-            && let Some(old) = self.asked.insert(*reverse, headers.tuple).filter(|old| *old != headers.tuple)
-        {
-            let holds = self.maps.nat.get(&old).is_some_and(|nat_entry| nat_entry.other == *reverse);
-            assert!(!holds, "two flows show the same: {old:?} and {:?}", headers.tuple);
-        }
         let out = rewritten(headers, quote, frame, &Rewrite::snat(nat_entry))?;
         let after = Self::headers(&out, Direction::Egress).expect("still IP");
         assert_eq!((after.tuple.saddr, after.tuple.daddr), (reverse.daddr, headers.tuple.daddr));

@@ -61,8 +61,9 @@ impl Stage {
 
     /// As if a program had removed a flow: invalidates the flow cache.
     pub(crate) fn turn(&mut self) {
-        self.epoch += 1;
-        write_array(&self.epochs, &vec![u32::MAX - self.epoch; EPOCHS as usize]).expect("write the epochs");
+        // Far from the last one: programs count up from it.
+        self.epoch = self.epoch.wrapping_add(1 << 16);
+        write_array(&self.epochs, &vec![self.epoch; EPOCHS as usize]).expect("write the epochs");
     }
 
     /// Ages held fragments by so many seconds.

@@ -60,6 +60,8 @@ pub struct MemoryMaps {
     pub adopt: RefCell<Option<Adopted>>,
     on_nat_full: RefCell<Option<MapsCallback>>,
     nat_entries: Cell<u32>,
+    /// The last one that `owned` or `handover` returned.
+    used: Cell<Option<Owned>>,
     lent: Box<LentValues>,
 }
 
@@ -106,6 +108,7 @@ impl MemoryMaps {
             adopt: RefCell::default(),
             on_nat_full: RefCell::default(),
             nat_entries: Cell::new(0),
+            used: Cell::new(None),
             lent: Box::new(LentValues {
                 pods: Lent::new(),
                 nodes: Lent::new(),
@@ -221,16 +224,10 @@ impl MemoryMaps {
         is_gone
     }
 
-    /// Likewise for a flow.
-    fn expire_flow(&self, key: &Tuple) {
+    fn is_flow_idle(&self, key: &Tuple) -> bool {
         let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
-        if self
-            .flows
-            .get(key)
-            .is_some_and(|flow| expiry::is_flow_idle(&timeouts, &flow, flow.last_seen_ns, key.protocol, now))
-        {
-            self.flows.remove(key);
-        }
+        let flow = self.flows.get(key);
+        flow.is_some_and(|flow| expiry::is_flow_idle(&timeouts, &flow, flow.last_seen_ns, key.protocol, now))
     }
 
     /// Likewise for an inbound connection.
@@ -285,7 +282,10 @@ impl Tables for MemoryMaps {
         self.policies.borrow().get(key).map(|policy| self.lent.policies.lend(*policy))
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
-        self.owned.borrow().get(&egress_id).map(|owned| self.lent.owned.lend(*owned))
+        self.owned.borrow().get(&egress_id).map(|owned| {
+            self.used.set(Some(*owned));
+            self.lent.owned.lend(*owned)
+        })
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         self.owned_addr.borrow().get(addr).map(|owned| self.lent.owned_addr.lend(*owned))
@@ -297,7 +297,10 @@ impl Tables for MemoryMaps {
         self.lease.get().left_ns(self.now.get()) > 0
     }
     fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
-        self.handovers.borrow().get(&egress_id).map(|handover| self.lent.handover.lend(*handover))
+        self.handovers.borrow().get(&egress_id).map(|handover| {
+            self.used.set(Some(handover.owned));
+            self.lent.handover.lend(*handover)
+        })
     }
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
         self.expire_inbound(tuple);
@@ -340,11 +343,7 @@ impl Tables for MemoryMaps {
         self.exposed.borrow().get(port).copied()
     }
     fn is_service_port(&self, address: &Addr, protocol: u8, port: u16) -> bool {
-        let arrives = |handover: &HandoverEntry| handover.owned.address == *address && handover.owned.is_shared();
-        let is_shared = match self.owned_addr.borrow().get(address) {
-            Some(owned) => owned.is_shared(),
-            None => self.handovers.borrow().values().any(arrives),
-        };
+        let is_shared = self.used.get().is_some_and(|owned| owned.address == *address && owned.is_shared());
         is_shared && self.exposed.borrow().contains_key(&ExposedPort::new(*address, protocol, port))
     }
     fn forget_inbound(&self, tuple: &Tuple) {
@@ -361,7 +360,9 @@ impl Tables for MemoryMaps {
         self.datagrams.borrow_mut().insert(*tuple);
     }
     fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
-        self.expire_flow(tuple);
+        if self.is_flow_idle(tuple) {
+            self.flows.remove(tuple);
+        }
         let seen = self.flows.change(tuple, |flow| {
             flow.last_seen_ns = self.now.get();
             flow.state = phase::own(flow.state, segment.flags, Direction::Egress);
@@ -370,16 +371,15 @@ impl Tables for MemoryMaps {
         seen.map(|flow| self.lent.flows.lend(flow))
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
-        self.expire_flow(tuple);
-        self.flows.get(tuple).map(|flow| self.lent.flows.lend(flow))
+        // Without a refresh, nor a removal.
+        let flow = self.flows.get(tuple).filter(|_| !self.is_flow_idle(tuple));
+        flow.map(|flow| self.lent.flows.lend(flow))
     }
     fn keep_flow(&self, tuple: &Tuple) {
         self.flows.change(tuple, |flow| flow.last_seen_ns = self.now.get());
     }
     fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
-        let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
-        let idle = |flow: Flow| expiry::is_flow_idle(&timeouts, &flow, flow.last_seen_ns, tuple.protocol, now);
-        if self.flows.get(tuple).is_some_and(idle) {
+        if self.is_flow_idle(tuple) {
             return;
         }
         self.flows.change(tuple, |flow| {

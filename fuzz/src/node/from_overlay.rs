@@ -84,6 +84,7 @@ impl ModelNode {
                 "{nat_entry:?}"
             );
         }
+        self.note_flow(headers, &nat_entry);
         if !(self.routed)(&headers.tuple.daddr) {
             return Ok(PacketOutcome::Dropped(Verdict::NoRoute));
         }
@@ -97,7 +98,7 @@ impl ModelNode {
         if less.is_none() {
             return Ok(PacketOutcome::Dropped(Verdict::RewriteFailed));
         }
-        Ok(match self.translated(headers, quote, frame, pool.ports, &nat_entry) {
+        Ok(match Self::translated(headers, quote, frame, pool.ports, &nat_entry) {
             Ok(out) => PacketOutcome::Sent(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out),
             Err(verdict) => PacketOutcome::Dropped(verdict),
         })

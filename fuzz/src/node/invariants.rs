@@ -82,7 +82,8 @@ impl ModelNode {
         let of_pods = [Some(PrefixKind::PodSubnet), Some(PrefixKind::PodNetwork)];
         let is_pod = self.maps.pods.borrow().contains_key(&source)
             || self.maps.prefix(&source).is_some_and(|prefix| of_pods.contains(&prefix.kind()));
-        if !is_pod || !self.is_world(&headers.tuple.daddr) {
+        // An address of the node itself is never blocked, also in its own pod subnet.
+        if !is_pod || self.maps.node(&source).is_some() || !self.is_world(&headers.tuple.daddr) {
             return;
         }
         let allowed =

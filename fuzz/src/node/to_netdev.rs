@@ -43,7 +43,8 @@ impl ModelNode {
         if Rewrite::snat(&nat_entry).addr != own {
             return PacketOutcome::Dropped(Verdict::ClaimLost);
         }
-        match self.translated(headers, quote, frame.to_vec(), config.node_ports, &nat_entry) {
+        self.note_flow(headers, &nat_entry);
+        match Self::translated(headers, quote, frame.to_vec(), config.node_ports, &nat_entry) {
             Ok(out) => PacketOutcome::Passed(Verdict::NodeSnat, out, mark),
             Err(verdict) => PacketOutcome::Dropped(verdict),
         }

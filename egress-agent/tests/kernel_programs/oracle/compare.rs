@@ -5,8 +5,10 @@ use std::fmt::Debug;
 
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, MapData};
-use egress_common::abi::{Direction, Exposure, Holder, Verdict};
+use egress_common::abi::{Direction, Exposure, Flow, Holder, Tuple, Verdict};
 use egress_common::decide::memory_maps::MemoryMaps;
+use egress_common::decide::phase;
+use egress_common::wire::PROTO_TCP;
 use egress_fuzz::node::PacketOutcome;
 
 use super::derived_frames::unwrapped;
@@ -40,6 +42,18 @@ pub(super) fn packet(ran: &Ran, outcome: &PacketOutcome) -> Result<Option<Vec<u8
         ));
     }
     Ok(Some(out))
+}
+
+/// A flow that replaced another one gets its first answer from the flow cache, perhaps, which notes the next one after its
+/// entry's life of 134 ms: until then the model knows of no answer either. Not for TCP, where the pod confirms the answer.
+pub(super) fn note_late_answers(stage: &Stage, maps: &MemoryMaps) {
+    let is_late = |(key, flow): &(Tuple, Flow)| {
+        let there = stage.flows.get(key, 0);
+        key.protocol != PROTO_TCP && there.is_ok_and(|there| there.state | phase::SPOKE == flow.state)
+    };
+    for (key, _) in maps.flows.all().iter().filter(|entry| is_late(entry)) {
+        maps.flows.change(key, |flow| flow.state = stage.flows.get(key, 0).expect("a flow").state);
+    }
 }
 
 /// Compares the maps, except link addresses and times.

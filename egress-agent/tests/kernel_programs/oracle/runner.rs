@@ -71,6 +71,7 @@ impl<'a> OracleRig<'a> {
         if now != self.counted {
             return Err(format!("counters of packets: {now:?}, not {:?}", self.counted));
         }
+        compare::note_late_answers(self.stage, &self.node.maps);
         compare::maps(self.stage, &self.node.maps)
     }
 
@@ -131,7 +132,10 @@ impl<'a> OracleRig<'a> {
                 Ok(())
             }
             Step::Age(seconds) => {
+                compare::note_late_answers(self.stage, &self.node.maps);
                 self.stage.age(*seconds);
+                // Entries of the flow cache live for 134 ms.
+                self.stage.turn();
                 self.node.maps.now.set(now_ns());
                 self.node.maps.age(*seconds);
                 Ok(())
