@@ -20,10 +20,10 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort, Exposure, Flow, FragKey,
-    FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NextHop,
-    NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, RouteDestination, RouteEntry,
-    Share, Tuple, Usage,
+    Addr, Candidates, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort, Exposure, Flow,
+    FragKey, FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey,
+    NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot,
+    RouteDestination, RouteEntry, Share, Tuple, Usage,
 };
 use egress_common::decide::expiry::{self, GONE};
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
@@ -45,6 +45,9 @@ pub static PODS: HashMap<Addr, PodEntry, 4096, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "policy")]
 pub static POLICY: HashMap<PolicyEntryKey, PolicyEntry, 32768, ON_DEMAND> = HashMap::new();
+
+#[btf_map(name = "destinations")]
+static DESTINATIONS: LpmTrie<PolicyDestination, Candidates, 65536> = LpmTrie::new();
 
 #[btf_map(name = "owned")]
 pub static OWNED: HashMap<u32, Owned, 16384, ON_DEMAND> = HashMap::new();
@@ -214,6 +217,11 @@ impl Tables for Maps {
     #[inline(always)]
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         lent(POLICY.get_ptr_mut(key))
+    }
+
+    #[inline(always)]
+    fn candidates(&self, set: u32, to: &Addr) -> Option<&Candidates> {
+        DESTINATIONS.get(&Key::new(160, PolicyDestination { set, to: *to }))
     }
 
     #[inline(always)]

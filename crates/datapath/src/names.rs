@@ -69,10 +69,11 @@ pub const CLSACT_PROGRAMS: &str = "filters";
 pub const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 25] = [
+pub const PINNED_MAPS: [&str; 26] = [
     "lease",
     "pods",
     "policy",
+    "destinations",
     "owned",
     "owned_addr",
     "interfaces",
@@ -98,10 +99,11 @@ pub const PINNED_MAPS: [&str; 25] = [
 ];
 
 /// The pinned maps that programs only read: a trace shares them with the attached programs.
-pub const READ_MAPS: [&str; 12] = [
+pub const READ_MAPS: [&str; 13] = [
     "lease",
     "pods",
     "policy",
+    "destinations",
     "owned",
     "owned_addr",
     "interfaces",

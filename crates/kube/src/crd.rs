@@ -239,6 +239,11 @@ pub struct NodeInterface {
     /// The networks of its addresses.
     #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["network"]))]
     pub networks: Vec<InterfaceNetwork>,
+    /// Prefixes beyond its networks that it has routes to, the shortest ones. Where the addresses of an object lie in several
+    /// networks, a flow leaves by one whose interface has the most specific route to its destination.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "set"))]
+    pub destinations: Vec<String>,
     /// Absent: it hosts no egress IP. Attached: it keeps its egress IPs, and cannot send. Usable: it can.
     #[schemars(extend("enum" = ["Absent", "Attached", "Usable"]))]
     pub state: String,

@@ -1,10 +1,13 @@
 //! Actions, and the state that is read after them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use aya::maps::lpm_trie::Key;
+use aya::maps::{LpmTrie, Map, MapData};
 use egress_common::abi::{
-    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, NatEntry, Origin, PodEntry, Timeouts, Tuple,
+    Addr, Candidates, Datagram, Direction, Flow, Inbound, MAX_SLOTS, NatEntry, Origin, PodEntry, PolicyDestination,
+    Timeouts, Tuple,
 };
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 use egress_core::model::state::{
@@ -13,10 +16,15 @@ use egress_core::model::state::{
 };
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_datapath::Dataplane;
+use ipnet::IpNet;
 
 use crate::node::{TestNode, on_node};
 
 pub(crate) fn addr(text: &str) -> IpAddr {
+    text.parse().expect("a literal")
+}
+
+fn net(text: &str) -> IpNet {
     text.parse().expect("a literal")
 }
 
@@ -25,11 +33,8 @@ pub(crate) fn endpoint(text: &str) -> TunnelEndpoint {
 }
 
 pub(crate) fn policy(slots: &[(&str, Place)], when_empty: WhenEmpty) -> Policy {
-    Policy {
-        slots: slots.iter().map(|(text, place)| Slot { address: addr(text), place: *place }).collect(),
-        pending: Vec::new(),
-        when_empty,
-    }
+    let slots = slots.iter().map(|(text, place)| Slot { address: addr(text), place: *place });
+    Policy::new(slots.collect(), Vec::new(), when_empty)
 }
 
 /// The data plane, and the expected state of its maps.
@@ -61,7 +66,6 @@ fn applied_actions_are_read_back() {
         let node_of = |own, text| NodeAddress { own, node: endpoint(text) };
         let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(endpoint("172.18.0.3")) };
         let service = Prefix { kind: PrefixKind::Service, node: None };
-        let net = |text: &str| text.parse::<ipnet::IpNet>().expect("a literal");
 
         let mut ledger = CheckedDataplane { dataplane, wanted: KernelState::default() };
         ledger.step(Action::SetUnknownPods(OnUnknownPod::Pass), |w| w.on_unknown_pod = Some(OnUnknownPod::Pass)).await;
@@ -139,6 +143,86 @@ fn applied_actions_are_read_back() {
     });
 }
 
+/// The sets and prefixes of the map `destinations`.
+fn destinations(node: &TestNode) -> LpmTrie<MapData, PolicyDestination, Candidates> {
+    let data = MapData::from_pin(node.pin("maps/destinations")).expect("the pinned map");
+    LpmTrie::try_from(Map::LpmTrie(data)).expect("a trie")
+}
+
+/// An address here, one elsewhere, and one that no node serves; each number is another prefix of the last two.
+fn mixed(numbers: std::ops::Range<u16>) -> Policy {
+    let remote = Place::Remote(endpoint("172.18.0.3"));
+    let [here, there, nowhere] = ["172.18.0.100", "10.10.10.100", "10.10.10.101"].map(addr);
+    let slots = [("172.18.0.100", Place::Here), ("10.10.10.100", remote)];
+    let further = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        (net(&format!("10.{high}.{low}.0/24")), [there, nowhere].into())
+    };
+    let default = (net("0.0.0.0/0"), [here].into());
+    let destinations = numbers.map(further).chain([default]).collect();
+    Policy { pending: vec![nowhere], destinations, ..policy(&slots, WhenEmpty::Drop) }
+}
+
+#[test]
+fn mixed_policies_have_their_destinations() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let (key, other) = ((EgressId(1), Family::V4), (EgressId(2), Family::V4));
+        let sets = |node: &TestNode| -> BTreeSet<u32> {
+            destinations(node).iter().map(|entry| entry.expect("an entry").0.data().set).collect()
+        };
+        let put = |(id, family), policy: &Policy| Action::PutPolicy(id, family, policy.clone());
+        for (policy, entries) in [(mixed(0..3), 4), (mixed(2..9), 8), (mixed(0..0), 1)] {
+            dataplane.apply(&put(key, &policy)).await.expect("apply");
+            assert_eq!(dataplane.observe().await.expect("observe").policy, [(key, policy)].into());
+            assert_eq!((destinations(&node).iter().count(), sets(&node).len()), (entries, 1), "the former set is gone");
+        }
+        dataplane.apply(&put(other, &mixed(0..3))).await.expect("apply");
+        assert_eq!(sets(&node).len(), 2);
+        let plain = Policy { destinations: BTreeMap::new(), ..mixed(0..0) };
+        dataplane.apply(&put(key, &plain)).await.expect("apply");
+        assert_eq!(destinations(&node).iter().count(), 4);
+        let wanted = BTreeMap::from([(key, plain), (other, mixed(0..3))]);
+        drop(dataplane);
+        // An agent that was killed before the entry named it.
+        let orphan = Key::new(160, PolicyDestination { set: 77, to: addr("10.1.2.3").into() });
+        destinations(&node).insert(&orphan, Candidates::new(&[0], &[]).expect("one"), 0).expect("a set");
+        let mut dataplane = node.start().await;
+        assert_eq!(dataplane.observe().await.expect("observe").policy, wanted);
+        assert_eq!(destinations(&node).iter().count(), 4);
+        dataplane.apply(&Action::RemovePolicy(other.0, other.1)).await.expect("apply");
+        assert_eq!(destinations(&node).iter().count(), 0);
+    });
+}
+
+/// A policy without room keeps what it has, and others are not affected.
+#[test]
+fn mixed_policies_fill_their_map() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let all = mixed(0..255);
+        let mut last = None;
+        for id in 1..400 {
+            if let Err(error) = dataplane.apply(&Action::PutPolicy(EgressId(id), Family::V4, all.clone())).await {
+                last = Some((id, error));
+                break;
+            }
+        }
+        let full = |error: &DataplaneError| matches!(error, DataplaneError::Full { map: "destinations", limit: 65536 });
+        assert!(matches!(&last, Some((257, error)) if full(error)), "{last:?}");
+        assert_eq!(dataplane.observe().await.expect("observe").policy.len(), 256);
+        let seen = dataplane.observe().await.expect("observe").policy;
+        assert!(seen.values().all(|policy| *policy == all));
+        // In place of its own former set.
+        dataplane.apply(&Action::PutPolicy(EgressId(1), Family::V4, mixed(300..555))).await.expect("there is room");
+        let larger = dataplane.apply(&Action::PutPolicy(EgressId(1), Family::V4, mixed(0..256))).await;
+        assert!(matches!(&larger, Err(error) if full(error)), "{larger:?}");
+        let seen = dataplane.observe().await.expect("observe").policy;
+        assert!(seen.iter().all(|((id, _), policy)| *id == EgressId(1) || *policy == all));
+        dataplane.apply(&Action::PutPolicy(EgressId(1), Family::V4, mixed(0..9))).await.expect("there is room");
+    });
+}
+
 #[test]
 fn many_entries_are_read_completely() {
     on_node(|node| async move {
@@ -159,7 +243,7 @@ fn the_error_names_a_full_map() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let slot = Slot { address: addr("172.18.0.100"), place: Place::Here };
-        let too_many = Policy { slots: vec![slot; MAX_SLOTS + 1], pending: Vec::new(), when_empty: WhenEmpty::Drop };
+        let too_many = Policy::new(vec![slot; MAX_SLOTS + 1], Vec::new(), WhenEmpty::Drop);
         let refused = dataplane.apply(&Action::PutPolicy(EgressId(1), Family::V4, too_many)).await;
         assert!(matches!(refused, Err(DataplaneError::Full { limit: 64, .. })), "{refused:?}");
         let mut refused = None;

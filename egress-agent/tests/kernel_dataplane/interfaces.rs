@@ -134,6 +134,13 @@ fn nic_routes_and_neighbours_follow_the_kernel() {
         ];
         eventually("routes are followed", || routes(&node, index) == all).await;
         assert_eq!(routes(&node, device(UPLINK).0), [""; 0], "the uplink asks the kernel");
+        let published = || -> Vec<String> {
+            let records = dataplane.interfaces().borrow().clone();
+            let eth1 = records.into_iter().find(|one| one.name == "eth1").expect("a record");
+            eth1.destinations.iter().map(ToString::to_string).collect()
+        };
+        let beyond = ["0.0.0.0/0", "198.51.100.0/24", "198.51.101.0/24", "::/0", "2001:db8:1::/64"];
+        eventually("other nodes know where it leads", || published() == beyond).await;
         drop(dataplane);
         ip("route del 198.51.100.0/24\nroute del 198.51.101.0/24\nroute del blackhole 198.51.102.0/24\n\
             route del default dev eth1\nroute del ::/0 dev eth1\nroute del 2001:db8:1::/64\n");

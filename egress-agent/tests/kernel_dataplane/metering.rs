@@ -157,7 +157,7 @@ fn a_scrape_reads_the_counters_of_the_programs() {
 fn counters_of_an_object_are_removed_with_its_last_policy_and_claim() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
-        let none = || Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
+        let none = || Policy::new(Vec::new(), Vec::new(), WhenEmpty::Drop);
         for family in [Family::V4, Family::V6] {
             dataplane.apply(&Action::PutPolicy(OBJECT, family, none())).await.expect("applied");
         }

@@ -159,7 +159,7 @@ async fn start_ours(node: &TestNode) -> Dataplane {
         let egress = net(&format!("{}/{bits}", cast.egress()));
         actions.push(Action::PutPrefix(egress, Prefix { kind: PrefixKind::EgressIp, node: None }));
         actions.push(Action::Own(id, cast.egress()));
-        actions.push(Action::PutPolicy(id, family, Policy { slots, pending: Vec::new(), when_empty: WhenEmpty::Drop }));
+        actions.push(Action::PutPolicy(id, family, Policy::new(slots, Vec::new(), WhenEmpty::Drop)));
         let pods: [IpAddr; 2] = [cast.pod(), cast.other_pod()];
         actions.extend(pods.map(|pod| Action::PutPod(pod, PodState::Selected(id))));
     }

@@ -160,6 +160,7 @@ impl Stage {
             ("events", Box::new(Unread(RingBuf::try_from(self.again("events")).expect("a ring buffer")))),
             ("pods", Box::new(&mut self.pods)),
             ("policy", Box::new(&mut self.policy)),
+            ("destinations", Box::new(&mut self.destinations)),
             ("owned", Box::new(&mut self.owned)),
             ("owned_addr", Box::new(&mut self.owned_addr)),
             ("interfaces", Box::new(&mut self.interfaces)),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use egress_common::abi::{HandoverStage, NODE_MARK, RouteEntry, RouteKind};
+use egress_common::abi::{Candidates, HandoverStage, NODE_MARK, RouteEntry, RouteKind};
 use serde_json::Value;
 
 use crate::cast::{V4, V6, addr};
@@ -11,11 +11,12 @@ use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, OWNED_MAC, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 34] = [
+const FIELDS: [(&str, &[&str], &[&str]); 35] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
-    ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
+    ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "destinations", "slots"]),
+    ("destinations", &["prefix_len", "data"], &["count", "pending", "slots"]),
     ("owned", &[], &["address", "ifindex", "mtu", "mac"]),
     ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
     ("interfaces", &[], &["v4", "v6"]),
@@ -67,6 +68,7 @@ pub(crate) fn use_every_map(stage: &mut Stage) {
     stage.hand_over(&V4, HandoverStage::Arriving);
     stage.expose(V4.pod, 17, 53);
     stage.put_interface(FURTHER, V4.mgmt, V6.mgmt);
+    stage.put_candidates(1, V4.world, None, Candidates::new(&[0], &[]).expect("one"));
     stage.put_route(FURTHER, V4.world, None, RouteEntry::new(RouteKind::OnLink, 0));
     stage.neighbour(FURTHER, addr(V4.world), OWNED_MAC);
     let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));

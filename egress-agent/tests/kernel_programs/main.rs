@@ -29,6 +29,7 @@ mod icmp_errors;
 mod interfaces;
 mod lease;
 mod limits;
+mod mixed_objects;
 mod mutants;
 mod neighbours;
 mod next_hops;

@@ -9,10 +9,11 @@ use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, AnswerKey, AnswerKind, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow,
-    FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, InterfaceAddresses, Lease, NatEntry,
-    NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey,
-    PolicySlot, PortRange, PrefixKind, RouteDestination, RouteEntry, Share, Tuple, Usage, Verdict, WhenEmpty,
+    Addr, AnswerKey, AnswerKind, Candidates, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure,
+    Family, Flow, FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, InterfaceAddresses, Lease,
+    NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, PolicyDestination,
+    PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, RouteDestination, RouteEntry, Share, Tuple, Usage,
+    Verdict, WhenEmpty,
 };
 use egress_common::decide::limit;
 use egress_common::decide::to_pod::SETTLE_NS;
@@ -42,6 +43,7 @@ pub(crate) struct Stage {
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
     pub(crate) interfaces: HashMap<MapData, u32, InterfaceAddresses>,
+    pub(crate) destinations: LpmTrie<MapData, PolicyDestination, Candidates>,
     pub(crate) routes: LpmTrie<MapData, RouteDestination, RouteEntry>,
     pub(crate) neighbours: HashMap<MapData, NeighbourKey, NeighbourEntry>,
     pub(crate) handovers: HashMap<MapData, u32, HandoverEntry>,
@@ -152,6 +154,7 @@ impl Stage {
             owned: hash(take("owned")),
             owned_addr: hash(take("owned_addr")),
             interfaces: hash(take("interfaces")),
+            destinations: LpmTrie::try_from(take("destinations")).expect("a trie"),
             routes: LpmTrie::try_from(take("routes")).expect("a trie"),
             neighbours: hash(take("neighbours")),
             handovers: hash(take("handovers")),

@@ -13,6 +13,7 @@ mod answers;
 mod cluster;
 mod config;
 mod counters;
+mod destinations;
 mod flows;
 mod handover;
 mod lease;
@@ -28,6 +29,7 @@ pub use answers::{AnswerKey, AnswerKind};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
 pub use config::{BloomFilter, Config, Cover, DEFAULT_INBOUND, InterfaceAddresses, OnUnknownPod, PortRange, Timeouts};
 pub use counters::{ConflictEvent, Count, DropEvent, EipCount};
+pub use destinations::{Candidates, PolicyDestination};
 pub use flows::{
     CANDIDATES, Datagram, EPOCHS, ExposedPort, Exposure, Flow, FlowCacheUse, FragKey, FragPorts, Holder, Inbound,
     Share, SweepMode, SweepRequest, SweptMap, Usage,
@@ -43,7 +45,7 @@ pub use routes::{MAX_NEXT_HOPS, NeighbourEntry, NeighbourKey, RouteDestination, 
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). Only these bits are
 /// compared and written. Other bits belong to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half)

@@ -185,13 +185,21 @@ pub struct PolicyEntry {
     count: u32,
     /// Slots after those: addresses that no node serves now. Their flows wait.
     pending: u32,
+    /// The entries of `destinations` that name candidates; zero if every slot is one for every destination.
+    destinations: u32,
     pub slots: [PolicySlot; MAX_SLOTS],
 }
-abi!(PolicyEntry, 12 + 36 * MAX_SLOTS);
+abi!(PolicyEntry, 16 + 36 * MAX_SLOTS);
 
 impl PolicyEntry {
     pub const fn empty(when_empty: WhenEmpty) -> Self {
-        Self { when_empty: when_empty as u32, count: 0, pending: 0, slots: [PolicySlot::EMPTY; MAX_SLOTS] }
+        Self {
+            when_empty: when_empty as u32,
+            count: 0,
+            pending: 0,
+            destinations: 0,
+            slots: [PolicySlot::EMPTY; MAX_SLOTS],
+        }
     }
 
     /// `None` when there are more than [`MAX_SLOTS`].
@@ -210,6 +218,18 @@ impl PolicyEntry {
         }
         self.pending = u32::try_from(addresses.len()).ok()?;
         Some(self)
+    }
+
+    /// Restricts new flows to the candidates of this set of `destinations`.
+    #[must_use]
+    pub const fn with_destinations(self, set: u32) -> Self {
+        Self { destinations: set, ..self }
+    }
+
+    /// The set of `destinations`; `None` if every slot is a candidate for every destination.
+    #[inline(always)]
+    pub const fn destinations(&self) -> Option<u32> {
+        if self.destinations == 0 { None } else { Some(self.destinations) }
     }
 
     #[cfg(test)]

@@ -41,6 +41,8 @@ pub struct MemoryMaps {
     /// Network, length in bits of the 128, value.
     pub prefixes: RefCell<Vec<(Addr, u32, ClusterPrefix)>>,
     pub policies: RefCell<HashMap<PolicyEntryKey, PolicyEntry>>,
+    /// Key, length in bits of the 128 of the destination, value.
+    pub destinations: RefCell<Vec<(PolicyDestination, u32, Candidates)>>,
     pub owned: RefCell<HashMap<u32, Owned>>,
     pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
     pub interfaces: RefCell<HashMap<u32, InterfaceAddresses>>,
@@ -70,6 +72,7 @@ struct LentValues {
     nodes: Lent<NodeEntry>,
     prefixes: Lent<ClusterPrefix>,
     policies: Lent<PolicyEntry>,
+    candidates: Lent<Candidates>,
     owned: Lent<Owned>,
     owned_addr: Lent<OwnedAddr>,
     interfaces: Lent<InterfaceAddresses>,
@@ -92,6 +95,7 @@ impl MemoryMaps {
             nodes: RefCell::default(),
             prefixes: RefCell::default(),
             policies: RefCell::default(),
+            destinations: RefCell::default(),
             owned: RefCell::default(),
             owned_addr: RefCell::default(),
             interfaces: RefCell::default(),
@@ -114,6 +118,7 @@ impl MemoryMaps {
                 nodes: Lent::new(),
                 prefixes: Lent::new(),
                 policies: Lent::new(),
+                candidates: Lent::new(),
                 owned: Lent::new(),
                 owned_addr: Lent::new(),
                 interfaces: Lent::new(),
@@ -132,6 +137,7 @@ impl MemoryMaps {
         lent.nodes.take_back();
         lent.prefixes.take_back();
         lent.policies.take_back();
+        lent.candidates.take_back();
         lent.owned.take_back();
         lent.owned_addr.take_back();
         lent.interfaces.take_back();
@@ -280,6 +286,15 @@ impl Tables for MemoryMaps {
     }
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         self.policies.borrow().get(key).map(|policy| self.lent.policies.lend(*policy))
+    }
+    fn candidates(&self, set: u32, to: &Addr) -> Option<&Candidates> {
+        let number = |addr: &Addr| u128::from_be_bytes(addr.octets());
+        let destinations = self.destinations.borrow();
+        let matching = destinations
+            .iter()
+            .filter(|(key, length, _)| key.set == set && (number(&key.to) ^ number(to)).leading_zeros() >= *length);
+        let longest = matching.max_by_key(|(_, length, _)| *length);
+        longest.map(|(_, _, candidates)| self.lent.candidates.lend(*candidates))
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
         self.owned.borrow().get(&egress_id).map(|owned| {

@@ -33,8 +33,9 @@ pub mod memory_maps;
 pub(crate) mod packets;
 
 use crate::abi::{
-    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses, NatEntry, NodeEntry,
-    Origin, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple, Verdict,
+    Addr, Candidates, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses,
+    NatEntry, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple,
+    Verdict,
 };
 use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
@@ -104,6 +105,8 @@ pub trait Tables {
     fn node(&self, addr: &Addr) -> Option<&NodeEntry>;
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix>;
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry>;
+    /// The candidates of this set for the destination, by the longest prefix.
+    fn candidates(&self, set: u32, to: &Addr) -> Option<&Candidates>;
     fn owned(&self, egress_id: u32) -> Option<&Owned>;
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
     /// The node's own addresses on a further egress interface.

@@ -5,6 +5,9 @@
 //! running TCP flow ends and its pod gets a reset. Any other flow can begin again with any packet, and gets another
 //! address.
 //!
+//! Where the addresses lie in several networks, a new flow gets one whose interface has the most specific route to its
+//! destination. A later change of routes leaves it its address.
+//!
 //! The policy is read each time: a reset leaves no mark in a flow, and an address that returns serves its flows again.
 
 use super::{ClaimOutcome, QuotaKind, Tables, phase};
@@ -162,11 +165,11 @@ fn begin<'t, T: Tables>(
     if !overwrite && !tables.has_quota(&headers.tuple.saddr, egress_id, QuotaKind::Flows) {
         return Err(Verdict::QuotaExceeded);
     }
+    let index = choose(&headers.tuple, tables, policy)?;
     if headers.l4 != L4::Tcp {
         // Outlives the flow: a late answer after a reset begins no inbound connection.
         tables.note_datagram(&headers.tuple);
     }
-    let index = pick(&headers.tuple, 0, policy.count());
     let slot = &policy.slots[(index & SLOT_MASK) as usize];
     let state = phase::own(0, headers.tcp_flags, Direction::Egress);
     let mut flow = Flow::new(slot.address, egress_id, index, state, tables.now_ns());
@@ -184,6 +187,17 @@ fn begin<'t, T: Tables>(
             kept(&headers.tuple, tables, egress_id, policy, flow).map_err(|_| Verdict::ClaimLost)
         }
     }
+}
+
+/// The index of the new flow's slot: one of those with the most specific route to its destination. Without a route the packet is
+/// dropped here, since no gateway could send it on.
+#[inline(always)]
+fn choose<T: Tables>(tuple: &Tuple, tables: &T, policy: &PolicyEntry) -> Result<u32, Verdict> {
+    let Some(set) = policy.destinations() else { return Ok(pick(tuple, 0, policy.count())) };
+    let candidates = tables.candidates(set, &tuple.daddr).ok_or(Verdict::NoRoute)?;
+    let place = pick(tuple, 0, candidates.count());
+    let index = u32::from(candidates.slots[(place & SLOT_MASK) as usize]);
+    if place < candidates.count() && index < policy.count() { Ok(index) } else { Err(Verdict::NoGateway) }
 }
 
 /// One of `count` by the flow's hash; zero of none. Another salt is another choice.
@@ -219,6 +233,7 @@ const fn mix(mut h: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::{Candidates, PolicyDestination};
     use crate::decide::memory_maps::MemoryMaps;
     use crate::decide::packets::packet;
 
@@ -230,6 +245,58 @@ mod tests {
             seen[pick(&headers.tuple, 0, 5) as usize] += 1;
         }
         assert!(seen.iter().all(|n| (850..1150).contains(n)), "{seen:?}");
+    }
+
+    /// Two addresses on the uplink, one on a further interface, and one there that no node serves now.
+    #[test]
+    fn a_flow_gets_an_address_with_the_most_specific_route() {
+        let maps = MemoryMaps::new();
+        let uplink = [[172, 18, 0, 100], [172, 18, 0, 101]].map(|address| PolicySlot::here(Addr::v4(address)));
+        let further = PolicySlot::remote(Addr::v4([10, 10, 10, 100]), Addr::v4([172, 18, 0, 3]));
+        let pending = Addr::v4([10, 20, 20, 100]);
+        let (uplink_only, further_only) = (Candidates::new(&[0, 1], &[]), Candidates::new(&[2], &[]));
+        let all = [
+            ([0, 0, 0, 0], 0, uplink_only),
+            ([10, 0, 0, 0], 8, further_only),
+            ([10, 10, 0, 0], 16, uplink_only),
+            ([10, 10, 10, 0], 24, further_only),
+            ([10, 20, 0, 0], 16, Candidates::new(&[], &[3])),
+            ([10, 30, 0, 0], 16, Candidates::new(&[1, 2], &[3])),
+        ];
+        let entries = all.map(|(to, length, candidates)| {
+            (PolicyDestination { set: 5, to: Addr::v4(to) }, 96 + length, candidates.expect("few"))
+        });
+        maps.destinations.borrow_mut().extend(entries);
+        // Of another set.
+        let other = PolicyDestination { set: 6, to: Addr::v4([192, 0, 2, 7]) };
+        maps.destinations.borrow_mut().push((other, 128, Candidates::new(&[2], &[]).expect("one")));
+        let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[uplink[0], uplink[1], further]).expect("few slots");
+        let policy = policy.with_pending(&[pending]).expect("few slots");
+        let begun = |set, to: &str| {
+            maps.put_policy(PolicyEntryKey::new(7, crate::abi::Family::V4), policy.with_destinations(set));
+            let of = |port| {
+                let headers = packet("10.244.1.10", to, port, 80).headers();
+                maps.flows.remove(&headers.tuple);
+                of_flow(&headers, &Quote::NONE, &maps, 7).map(|slot| slot.address)
+            };
+            let mut found: std::vec::Vec<_> = (2000..2064).map(of).collect();
+            found.sort_by_key(|address| address.map(|address| address.octets()).unwrap_or_default());
+            found.dedup();
+            found
+        };
+        let [a, b, c] = [uplink[0].address, uplink[1].address, further.address].map(Ok);
+        assert_eq!(begun(5, "192.0.2.7"), [a, b], "by the default route");
+        assert_eq!(begun(5, "10.99.0.1"), [c]);
+        assert_eq!(begun(5, "10.10.99.1"), [a, b], "a longer prefix");
+        assert_eq!(begun(5, "10.10.10.1"), [c]);
+        assert_eq!(
+            begun(5, "10.20.1.1"),
+            [Err(Verdict::NoGateway)],
+            "its address waits, and the others lead elsewhere"
+        );
+        assert_eq!(begun(5, "10.30.1.1"), [c, b], "equal ones");
+        assert_eq!(begun(0, "10.10.10.1"), [c, a, b], "all lie in one network");
+        assert_eq!(begun(6, "10.10.10.1"), [Err(Verdict::NoRoute)]);
     }
 
     #[test]

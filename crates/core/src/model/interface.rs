@@ -17,6 +17,9 @@ pub const MOST_INTERFACES: usize = 32;
 /// Maximum networks of an interface: addresses in others are not hosted there.
 pub const MOST_INTERFACE_NETWORKS: usize = 64;
 
+/// Maximum published destinations of an interface, the shortest prefixes: longer ones count as part of those.
+pub const MOST_DESTINATIONS: usize = 64;
+
 /// An Ethernet device of a node with an address of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EgressInterface {
@@ -30,6 +33,8 @@ pub struct EgressInterface {
     pub is_uplink: bool,
     /// The networks of its addresses, without host bits. `Some` is why a network hosts no egress IP.
     pub networks: BTreeMap<IpNet, Option<InterfaceReason>>,
+    /// Prefixes beyond its networks that it has routes to, [`MOST_DESTINATIONS`] at most.
+    pub destinations: BTreeSet<IpNet>,
     pub state: InterfaceState,
 }
 
@@ -83,11 +88,16 @@ impl EgressInterface {
         }
     }
 
-    /// The length of the longest network that hosts the address.
-    fn prefix_len(&self, address: IpAddr) -> Option<u8> {
-        let networks =
+    /// Prefixes that its packets have a route to, apart from the uplink's default routes.
+    pub fn reached(&self) -> impl Iterator<Item = IpNet> {
+        self.networks.keys().chain(&self.destinations).copied()
+    }
+
+    /// The longest network that hosts the address.
+    pub fn network_of(&self, address: IpAddr) -> Option<IpNet> {
+        let hosting =
             self.networks.iter().filter(|(network, excluded)| excluded.is_none() && network.contains(&address));
-        networks.map(|(network, _)| network.prefix_len()).max()
+        hosting.map(|(network, _)| *network).max_by_key(IpNet::prefix_len)
     }
 }
 
@@ -135,7 +145,7 @@ impl From<&str> for InterfaceReason {
 /// attached interface can send is no input: while it cannot, its addresses belong to no other interface of the node.
 pub fn choose(interfaces: &[EgressInterface], address: IpAddr) -> Option<&EgressInterface> {
     let attached = interfaces.iter().filter(|one| one.is_attached());
-    let holding = attached.filter_map(|one| Some((one, one.prefix_len(address)?)));
+    let holding = attached.filter_map(|one| Some((one, one.network_of(address)?.prefix_len())));
     let best = holding.min_by_key(|(one, prefix_len)| (!one.is_uplink, Reverse(*prefix_len), &one.name));
     best.map(|(one, _)| one)
 }

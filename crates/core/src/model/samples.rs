@@ -29,6 +29,7 @@ pub fn interface(name: &str, networks: &[&str]) -> EgressInterface {
         mtu: 1500,
         is_uplink: false,
         networks: networks.iter().map(|network| (net(network), None)).collect(),
+        destinations: BTreeSet::new(),
         state: InterfaceState::Usable,
     }
 }

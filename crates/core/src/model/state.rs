@@ -148,6 +148,9 @@ pub struct Policy {
     /// Addresses that no node serves now: their flows wait and are not cut. Sorted.
     pub pending: Vec<IpAddr>,
     pub when_empty: WhenEmpty,
+    /// Where the addresses lie in several networks: those with a route to each prefix; none while they are not served
+    /// yet. Of a destination the longest prefix counts. Empty if each address serves every destination.
+    pub destinations: BTreeMap<IpNet, BTreeSet<IpAddr>>,
 }
 
 /// The kind of a prefix of the cluster; only pod subnets have a node.
@@ -188,6 +191,11 @@ pub struct KernelState {
 }
 
 impl Policy {
+    /// Each address serves every destination.
+    pub fn new(slots: Vec<Slot>, pending: Vec<IpAddr>, when_empty: WhenEmpty) -> Self {
+        Self { slots, pending, when_empty, destinations: BTreeMap::new() }
+    }
+
     /// All addresses of the object, served or pending.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.slots.iter().map(|slot| slot.address).chain(self.pending.iter().copied())

@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn an_object_without_pods_has_no_policy() {
         use crate::model::state::{Family, HandoverStage, HandoverState, Policy, TunnelEndpoint, WhenEmpty};
-        let policy = Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
+        let policy = Policy::new(Vec::new(), Vec::new(), WhenEmpty::Drop);
         let key = |id| (EgressId(id), Family::V4);
         let all = KernelState {
             policy: (1..=5).map(|id| (key(id), policy.clone())).collect(),

@@ -346,7 +346,13 @@ impl Planner<'_> {
         let leaks = slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
         let forgets = policy.pending.iter().any(|address| !pending.contains(address));
         if slots != policy.slots || leaks || forgets {
-            self.push(Action::PutPolicy(id, family, Policy { slots, pending, when_empty: WhenEmpty::Drop }));
+            // A destination that only other addresses lead to waits for them.
+            let mut destinations = desired.map(|desired| desired.destinations.clone()).unwrap_or_default();
+            let is_in =
+                |address: &IpAddr| slots.iter().any(|slot| slot.address == *address) || pending.contains(address);
+            destinations.values_mut().for_each(|addresses| addresses.retain(is_in));
+            let policy = Policy { slots, pending, when_empty: WhenEmpty::Drop, destinations };
+            self.push(Action::PutPolicy(id, family, policy));
         }
     }
 

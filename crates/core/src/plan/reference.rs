@@ -60,7 +60,7 @@ pub fn random_state(random: &mut Random) -> KernelState {
     for id in ids.into_iter().filter(|_| random.below(4) > 0).collect::<Vec<_>>() {
         for family in [Family::V4, Family::V6] {
             let when_empty = random.one_of(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
-            state.policy.insert((id, family), Policy { slots: Vec::new(), pending: Vec::new(), when_empty });
+            state.policy.insert((id, family), Policy::new(Vec::new(), Vec::new(), when_empty));
         }
     }
     for address in ADDRESSES.map(ip) {

@@ -7,7 +7,7 @@ use egress_common::random::Random;
 use super::reference::*;
 use super::*;
 use crate::model::samples::ip;
-use crate::model::state::{PodOwner, PodPort};
+use crate::model::state::{PodOwner, PodPort, TunnelEndpoint};
 
 fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
     let actions = plan(old, new);
@@ -127,13 +127,13 @@ fn an_address_that_moves_between_objects_here_is_given_up_first() {
         policy: [1, 2]
             .map(|i| {
                 let slots = if i == id { vec![Slot { address, place: here }] } else { Vec::new() };
-                ((EgressId(i), Family::V4), Policy { slots, pending: Vec::new(), when_empty: WhenEmpty::Drop })
+                ((EgressId(i), Family::V4), Policy::new(slots, Vec::new(), WhenEmpty::Drop))
             })
             .into(),
         ..KernelState::default()
     };
-    let empty = Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
-    let full = Policy { slots: vec![Slot { address, place: here }], pending: Vec::new(), when_empty: WhenEmpty::Drop };
+    let empty = Policy::new(Vec::new(), Vec::new(), WhenEmpty::Drop);
+    let full = Policy::new(vec![Slot { address, place: here }], Vec::new(), WhenEmpty::Drop);
     let expected = [
         Action::PutPolicy(EgressId(1), Family::V4, empty),
         Action::Disown(EgressId(1), address),
@@ -149,8 +149,8 @@ fn an_address_that_moves_between_objects_here_is_given_up_first() {
 fn an_address_that_becomes_a_services_too_is_claimed_anew() {
     let (id, address) = (EgressId(1), ip(ADDRESSES[0]));
     let slots = vec![Slot { address, place: Place::Here }];
-    let full = Policy { slots, pending: Vec::new(), when_empty: WhenEmpty::Drop };
-    let waiting = Policy { slots: Vec::new(), pending: vec![address], when_empty: WhenEmpty::Drop };
+    let full = Policy::new(slots, Vec::new(), WhenEmpty::Drop);
+    let waiting = Policy::new(Vec::new(), vec![address], WhenEmpty::Drop);
     let with = |shared: &[EgressId]| KernelState {
         owned: BTreeMap::from([(id, address)]),
         shared: shared.iter().copied().collect(),
@@ -168,6 +168,38 @@ fn an_address_that_becomes_a_services_too_is_claimed_anew() {
         assert_eq!(check_plan(old, new), expected);
     }
     assert_eq!(plan(&KernelState::default(), &shared)[0], Action::Share(id, address));
+}
+
+/// Flows to them would leave by an address of another network.
+#[test]
+fn destinations_wait_while_their_address_is_exchanged() {
+    let id = EgressId(1);
+    let [old, new, further] = [ADDRESSES[0], ADDRESSES[1], ADDRESSES[2]].map(ip);
+    let there = Slot { address: further, place: Place::Remote(TunnelEndpoint(ip(ENDPOINTS[0]))) };
+    let destinations = |here: &[IpAddr]| {
+        let [default, network] = ["0.0.0.0/0", "10.10.0.0/16"].map(|text| text.parse().expect("a literal"));
+        BTreeMap::<IpNet, _>::from([(default, here.iter().copied().collect()), (network, [further].into())])
+    };
+    let with = |address: IpAddr| {
+        let slots = vec![Slot { address, place: Place::Here }, there];
+        let policy = Policy { destinations: destinations(&[address]), ..Policy::new(slots, vec![], WhenEmpty::Drop) };
+        KernelState {
+            owned: [(id, address)].into(),
+            policy: [((id, Family::V4), policy)].into(),
+            ..KernelState::default()
+        }
+    };
+    let steps = check_plan(&with(old), &with(new));
+    let written: Vec<&Policy> = steps
+        .iter()
+        .filter_map(|step| match step {
+            Action::PutPolicy(.., policy) => Some(policy),
+            _ => None,
+        })
+        .collect();
+    // The new address is pending until it is claimed.
+    let waiting = Policy { destinations: destinations(&[new]), ..Policy::new(vec![there], vec![new], WhenEmpty::Drop) };
+    assert_eq!(written, [&waiting, &with(new).policy[&(id, Family::V4)]]);
 }
 
 /// NAT leaves them to the Service from the first packet on.

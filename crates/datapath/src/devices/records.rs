@@ -5,7 +5,7 @@
 //! - The agent's own devices are none, nor those on which other software keeps addresses of services.
 //! - A network whose addresses may move to another node, or end, hosts no egress IP, as in OVN-Kubernetes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use futures::TryStreamExt;
@@ -59,7 +59,9 @@ pub fn records(
         }
         let Interface { index, mac, mtu } = interfaces::from_message(link);
         let networks = networks.into_iter().take(MOST_INTERFACE_NETWORKS).collect();
-        Some(EgressInterface { index, name: name.to_owned(), mac, mtu, is_uplink, networks, state: state(link) })
+        let destinations = BTreeSet::new();
+        let name = name.to_owned();
+        Some(EgressInterface { index, name, mac, mtu, is_uplink, networks, destinations, state: state(link) })
     };
     let mut records: Vec<_> = links.iter().filter_map(record).collect();
     exclude_stacked(&mut records, links);
@@ -209,6 +211,7 @@ mod tests {
             mtu: 1500,
             is_uplink: true,
             networks: [(net("172.18.0.0/16"), None)].into(),
+            destinations: BTreeSet::new(),
             state: InterfaceState::Usable,
         };
         let eth1 = EgressInterface {
@@ -218,6 +221,7 @@ mod tests {
             mtu: 1500,
             is_uplink: false,
             networks: [(net("10.10.10.0/24"), None), (net("fd00:10::/64"), None)].into(),
+            destinations: BTreeSet::new(),
             state: InterfaceState::Usable,
         };
         assert_eq!(read(&both, &addresses), [uplink, eth1]);

@@ -6,11 +6,12 @@
 //! - A default route without a gateway is left out: each destination of the world would be asked for on the network.
 //! - A route that refuses its packets (blackhole, unreachable, prohibit) has no interface and counts for each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
 use egress_common::abi::{Addr, MAX_NEXT_HOPS, RouteEntry, RouteKind};
+use egress_core::model::interface::MOST_DESTINATIONS;
 use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::packet_route::AddressFamily;
@@ -98,6 +99,15 @@ pub fn of_interface(messages: &[RouteMessage], ifindex: u32, table: u32) -> Opti
     };
     let routes: BTreeMap<_, _> = best.into_iter().filter_map(entry).collect();
     (routes.len() <= MOST_ROUTES).then_some(routes)
+}
+
+/// The prefixes that an interface publishes: those of its routes beyond its networks, the shortest ones.
+pub fn destinations<T>(routes: &BTreeMap<IpNet, RouteEntry>, networks: &BTreeMap<IpNet, T>) -> BTreeSet<IpNet> {
+    let leads =
+        |(net, route): &(&IpNet, &RouteEntry)| route.kind() != Some(RouteKind::Refused) && !networks.contains_key(*net);
+    let mut all: Vec<IpNet> = routes.iter().filter(leads).map(|(net, _)| *net).collect();
+    all.sort_by_key(IpNet::prefix_len);
+    all.into_iter().take(MOST_DESTINATIONS).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use aya::Pod;
-use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyEntryKey, Timeouts};
+use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyEntry, PolicyEntryKey, Timeouts};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ipnet::IpNet;
@@ -27,7 +27,7 @@ use crate::devices::host::next_hop;
 use crate::devices::interfaces::Interface;
 use crate::executor::observe::{held, observe};
 use crate::maps::convert;
-use crate::maps::handles::Hash;
+use crate::maps::handles::{Hash, PolicyMaps};
 use crate::node_state::shared::Shared;
 use crate::node_state::{State, own_names};
 use egress_core::model::lease::SharedLease;
@@ -195,11 +195,12 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::RemovePrefix(net) => {
             maps.cluster.remove(&convert::cluster_key(net)).map(drop).map_err(kernel("remove from map cluster"))
         }
-        Action::PutPolicy(id, family, policy) => {
-            put("policy", &mut maps.policy, &PolicyEntryKey::new(id.0, *family), &policy_value(policy)?)
-        }
+        Action::PutPolicy(id, family, policy) => put_policy(maps, &PolicyEntryKey::new(id.0, *family), policy),
         Action::RemovePolicy(id, family) => {
-            remove("remove from map policy", &mut maps.policy, &PolicyEntryKey::new(id.0, *family))?;
+            let key = PolicyEntryKey::new(id.0, *family);
+            let former = maps.policy.get(&key).map_err(kernel("read map policy"))?;
+            remove("remove from map policy", &mut maps.policy, &key)?;
+            remove_destinations(maps, former)?;
             drop(guard);
             shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
         }
@@ -445,9 +446,30 @@ fn disown(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), Datapl
     Ok(())
 }
 
-fn policy_value(policy: &Policy) -> Result<egress_common::abi::PolicyEntry, DataplaneError> {
+/// The entry and its set of destinations change together: the entry names another set.
+fn put_policy(maps: &mut PolicyMaps, key: &PolicyEntryKey, policy: &Policy) -> Result<(), DataplaneError> {
     let limit = u32::try_from(MAX_SLOTS).unwrap_or(u32::MAX);
-    convert::policy_value(policy).ok_or(DataplaneError::Full { map: "a value of map policy", limit })
+    let beyond = || DataplaneError::Full { map: "a value of map policy", limit };
+    let value = convert::policy_value(policy).ok_or_else(beyond)?;
+    let destinations = convert::candidates(policy).ok_or_else(beyond)?;
+    let former = maps.policy.get(key).map_err(kernel("read map policy"))?;
+    let limit = maps.destinations.limit();
+    let mut written = maps.destinations.put(&destinations);
+    if written.is_err() && former.is_some_and(|former| former.destinations().is_some()) {
+        // Room for it, where the map is full: meanwhile the policy's new flows are dropped.
+        remove_destinations(maps, former)?;
+        written = maps.destinations.put(&destinations);
+    }
+    let set = written.map_err(|error| refused("destinations", limit, error))?;
+    let written = put("policy", &mut maps.policy, key, &value.with_destinations(set));
+    let unused = if written.is_ok() { former } else { Some(value.with_destinations(set)) };
+    written.and(remove_destinations(maps, unused))
+}
+
+/// Removes the set of a former entry.
+fn remove_destinations(maps: &mut PolicyMaps, former: Option<PolicyEntry>) -> Result<(), DataplaneError> {
+    let Some(set) = former.and_then(|former| former.destinations()) else { return Ok(()) };
+    maps.destinations.remove(set).map_err(kernel("remove from map destinations"))
 }
 
 fn kernel(what: &'static str) -> impl Fn(io::Error) -> DataplaneError {

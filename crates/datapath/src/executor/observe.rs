@@ -1,5 +1,7 @@
 //! Reads the state of the maps.
 
+use std::collections::BTreeMap;
+
 use egress_common::abi::{self, Addr, ExposedPort, Exposure, Owned, PolicyEntryKey};
 
 use crate::executor::kernel;
@@ -15,7 +17,8 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
         state.end_initial_state();
         KernelState { on_unknown_pod: state.on_unknown_pod(), ..held(&state)? }
     };
-    let maps = shared.policy_maps();
+    let mut guard = shared.policy_maps();
+    let maps = &mut *guard;
     maps.pods
         .for_each(|key: &Addr, entry| {
             seen.pods.insert(key.to_ip(), convert::pod_state(entry));
@@ -28,13 +31,23 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
             seen.exposed.entry(key.address.to_ip()).or_default().insert(port);
         })
         .map_err(kernel("read map exposed"))?;
+    let mut sets = BTreeMap::new();
     maps.policy
         .for_each(|key: &PolicyEntryKey, value| {
             if let Some(family) = key.family() {
-                seen.policy.insert((EgressId(key.egress_id), family), convert::policy(value));
+                let key = (EgressId(key.egress_id), family);
+                seen.policy.insert(key, convert::policy(value));
+                sets.extend(value.destinations().map(|set| (key, set)));
             }
         })
         .map_err(kernel("read map policy"))?;
+    let destinations = maps.destinations.read(&sets.values().copied().collect());
+    let destinations = destinations.map_err(kernel("read map destinations"))?;
+    for (key, set) in &sets {
+        if let (Some(policy), Some(entries)) = (seen.policy.get_mut(key), destinations.get(set)) {
+            *policy = convert::with_candidates(policy.clone(), entries);
+        }
+    }
     maps.nodes
         .for_each(|key: &Addr, entry| {
             seen.nodes.insert(key.to_ip(), convert::node(entry));

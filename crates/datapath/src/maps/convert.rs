@@ -3,6 +3,7 @@
 //! Reading back yields what was written, so that observe after apply shows no difference. An entry of unknown kind is left
 //! out, so that the plan writes it again if needed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use aya::maps::lpm_trie::Key;
@@ -60,6 +61,30 @@ pub fn policy_value(policy: &Policy) -> Option<abi::PolicyEntry> {
     abi::PolicyEntry::with_slots(policy.when_empty, &slots)?.with_pending(&pending)
 }
 
+/// The entries of `destinations` for a policy; `None` when there are more slots than a value holds.
+pub fn candidates(policy: &Policy) -> Option<BTreeMap<IpNet, abi::Candidates>> {
+    let index = |number: usize| u8::try_from(number).ok();
+    let served = policy.slots.len();
+    let entry = |(net, addresses): (&IpNet, &BTreeSet<IpAddr>)| {
+        let (mut here, mut waiting) = (Vec::new(), Vec::new());
+        for (number, _) in policy.addresses().enumerate().filter(|(_, address)| addresses.contains(address)) {
+            if number < served { here.push(index(number)?) } else { waiting.push(index(number)?) }
+        }
+        Some((*net, abi::Candidates::new(&here, &waiting)?))
+    };
+    policy.destinations.iter().map(entry).collect()
+}
+
+/// The policy with the destinations of its set.
+pub fn with_candidates(policy: Policy, candidates: &BTreeMap<IpNet, abi::Candidates>) -> Policy {
+    let all: Vec<IpAddr> = policy.addresses().collect();
+    let address = |index: u8| all.get(usize::from(index)).copied();
+    let entry = |(net, one): (&IpNet, &abi::Candidates)| (*net, one.all().filter_map(address).collect());
+    let destinations = candidates.iter().map(entry).collect();
+    Policy { destinations, ..policy }
+}
+
+/// Without its destinations.
 pub fn policy(value: &abi::PolicyEntry) -> Policy {
     let slots = value.slots.iter().take(value.count() as usize).map(|slot| Slot {
         address: slot.address.to_ip(),
@@ -69,11 +94,7 @@ pub fn policy(value: &abi::PolicyEntry) -> Policy {
         },
     });
     let pending = value.slots.iter().skip(value.count() as usize).take(value.pending() as usize);
-    Policy {
-        slots: slots.collect(),
-        pending: pending.map(|slot| slot.address.to_ip()).collect(),
-        when_empty: value.when_empty(),
-    }
+    Policy::new(slots.collect(), pending.map(|slot| slot.address.to_ip()).collect(), value.when_empty())
 }
 
 pub fn exposed_port(address: IpAddr, port: PodPort) -> abi::ExposedPort {
@@ -99,6 +120,17 @@ pub fn cluster_key(net: &IpNet) -> Key<abi::Addr> {
 pub fn route_key(ifindex: u32, net: &IpNet) -> Key<abi::RouteDestination> {
     let key = cluster_key(net);
     Key::new(key.prefix_len() + u32::BITS, abi::RouteDestination { ifindex, to: key.data() })
+}
+
+/// Key of `destinations`.
+pub fn destination_key(set: u32, net: &IpNet) -> Key<abi::PolicyDestination> {
+    let key = cluster_key(net);
+    Key::new(key.prefix_len() + u32::BITS, abi::PolicyDestination { set, to: key.data() })
+}
+
+/// `None` for a key that this version would not write.
+pub fn destination_net(key: &Key<abi::PolicyDestination>) -> Option<IpNet> {
+    cluster_net(&Key::new(key.prefix_len().checked_sub(u32::BITS)?, key.data().to))
 }
 
 /// `None` for a key that this version would not write.
@@ -172,7 +204,7 @@ mod tests {
         for when_empty in [WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed] {
             for slots in [vec![], slots.clone()] {
                 for pending in [vec![], vec!["172.18.0.9".parse().expect("a literal")]] {
-                    let wanted = Policy { slots: slots.clone(), pending, when_empty };
+                    let wanted = Policy::new(slots.clone(), pending, when_empty);
                     assert_eq!(policy(&policy_value(&wanted).expect("three slots fit")), wanted);
                 }
             }
@@ -180,13 +212,31 @@ mod tests {
     }
 
     #[test]
+    fn destinations_round_trip() {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("a literal");
+        let net = |text: &str| text.parse::<IpNet>().expect("a literal");
+        let slots = ["172.18.0.100", "10.10.10.100"].map(|one| Slot { address: ip(one), place: Place::Here });
+        let [a, b, c] = ["172.18.0.100", "10.10.10.100", "10.10.10.101"].map(ip);
+        let destinations = [
+            (net("0.0.0.0/0"), [a].into()),
+            (net("10.10.10.0/24"), [b, c].into()),
+            (net("10.20.0.0/16"), [c].into()),
+            (net("10.30.0.0/16"), BTreeSet::new()),
+        ];
+        let mixed = Policy { destinations: destinations.into(), ..Policy::new(slots.into(), vec![c], WhenEmpty::Drop) };
+        let entries = candidates(&mixed).expect("few");
+        let counts: Vec<_> = entries.values().map(|entry| (entry.count(), entry.all().collect::<Vec<_>>())).collect();
+        assert_eq!(counts, [(1, vec![0]), (1, vec![1, 2]), (0, vec![2]), (0, vec![])]);
+        assert_eq!(with_candidates(policy(&policy_value(&mixed).expect("few")), &entries), mixed);
+        for net in mixed.destinations.keys() {
+            assert_eq!(destination_net(&destination_key(7, net)), Some(*net));
+        }
+    }
+
+    #[test]
     fn too_many_slots_are_refused() {
         let slot = Slot { address: "172.18.0.100".parse().expect("a literal"), place: Place::Here };
-        let with = |slots, pending| Policy {
-            slots: vec![slot; slots],
-            pending: vec![slot.address; pending],
-            when_empty: WhenEmpty::Drop,
-        };
+        let with = |slots, pending| Policy::new(vec![slot; slots], vec![slot.address; pending], WhenEmpty::Drop);
         assert!(policy_value(&with(abi::MAX_SLOTS, 0)).is_some());
         for (slots, pending) in [(abi::MAX_SLOTS + 1, 0), (abi::MAX_SLOTS, 1), (0, abi::MAX_SLOTS + 1)] {
             assert!(policy_value(&with(slots, pending)).is_none(), "{slots} {pending}");

@@ -18,6 +18,7 @@ use egress_common::abi::{
 
 use crate::error::{StartError, map_io};
 use crate::maps::access::{self, Batches};
+use crate::maps::destinations::DestinationSets;
 use crate::maps::sweeper::Sweeper;
 use crate::names::SHARES_MAP;
 
@@ -84,6 +85,7 @@ impl FlowMaps {
 pub struct PolicyMaps {
     pub pods: Hash<Addr, PodEntry>,
     pub policy: Hash<PolicyEntryKey, PolicyEntry>,
+    pub destinations: DestinationSets,
     pub exposed: Hash<ExposedPort, Exposure>,
     pub cluster: Trie<Addr, ClusterPrefix>,
     pub nodes: Hash<Addr, NodeEntry>,
@@ -96,6 +98,7 @@ impl PolicyMaps {
         Ok(Self {
             pods: hash(ebpf, "pods")?,
             policy: hash(ebpf, "policy")?,
+            destinations: DestinationSets::take(ebpf)?,
             exposed: hash(ebpf, "exposed")?,
             cluster: Trie::take(ebpf, "cluster")?,
             nodes: hash(ebpf, "nodes")?,
@@ -178,7 +181,7 @@ pub struct Trie<K: Pod, V: Pod> {
 }
 
 impl<K: Pod, V: Pod> Trie<K, V> {
-    fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Self, StartError> {
+    pub fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Self, StartError> {
         let Map::LpmTrie(data) = take(ebpf, name)? else {
             return Err(StartError::Object(format!("map {name} is no map of prefixes")));
         };

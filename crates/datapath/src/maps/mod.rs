@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod convert;
+pub mod destinations;
 pub mod facts;
 pub mod handles;
 pub mod lease;

@@ -126,7 +126,8 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
     })
 }
 
-/// The routes and neighbours of the further egress interfaces. An interface with too many routes cannot send.
+/// The routes and neighbours of the further egress interfaces, and the destinations of all. An interface with too many routes
+/// cannot send. A node with the uplink alone reads no routes: others know its networks and that it has default routes.
 async fn next_hops(
     netlink: &Handle,
     links: &[LinkMessage],
@@ -137,9 +138,16 @@ async fn next_hops(
         return Ok((all, BTreeMap::new()));
     }
     let messages = routes::dump(netlink).await?;
-    for one in interfaces.iter_mut().filter(|one| !one.is_uplink && one.is_attached()) {
+    for one in interfaces.iter_mut().filter(|one| one.is_attached()) {
+        let found = routes::of_interface(&messages, one.index, routes::table(links, one.index));
+        if let Some(found) = &found {
+            one.destinations = routes::destinations(found, &one.networks);
+        }
+        if one.is_uplink {
+            continue;
+        }
         further.insert(one.index);
-        match routes::of_interface(&messages, one.index, routes::table(links, one.index)) {
+        match found {
             Some(found) => all.extend(found.into_iter().map(|(net, entry)| ((one.index, net), entry))),
             None => one.state = InterfaceState::Attached(InterfaceReason::TooManyRoutes),
         }

@@ -161,10 +161,9 @@ mod tests {
     fn objects_that_concern_the_node_are_those_with_pods_or_addresses_here() {
         let ip = |text: &str| text.parse::<IpAddr>().expect("a literal");
         let far = TunnelEndpoint(ip("172.18.0.3"));
-        let policy = |slots: &[(&str, Place)]| Policy {
-            slots: slots.iter().map(|(address, place)| Slot { address: ip(address), place: *place }).collect(),
-            pending: [ip("172.18.0.109")].into(),
-            when_empty: WhenEmpty::Drop,
+        let policy = |slots: &[(&str, Place)]| {
+            let slots = slots.iter().map(|(address, place)| Slot { address: ip(address), place: *place });
+            Policy::new(slots.collect(), [ip("172.18.0.109")].into(), WhenEmpty::Drop)
         };
         let policies = BTreeMap::from([
             ((EgressId(1), Family::V4), policy(&[("172.18.0.100", Place::Remote(far))])),

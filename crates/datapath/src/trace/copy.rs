@@ -5,8 +5,8 @@ use std::io;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, ExposedPort, Exposure, Flow, HandoverEntry, Holder, Inbound, Lease, NatEntry,
-    NodeEntry, Owned, PodEntry, PolicyEntry, PolicyEntryKey, Share, SlotPlace, Tuple,
+    Addr, Candidates, ClusterPrefix, Config, ExposedPort, Exposure, Flow, HandoverEntry, Holder, Inbound, Lease,
+    NatEntry, NodeEntry, Owned, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Share, SlotPlace, Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
@@ -110,6 +110,14 @@ fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option
     let policy = hash::<PolicyEntryKey, PolicyEntry>(pins, "policy")?.get(&key)?;
     if let Some(policy) = policy {
         maps.put_policy(key, policy);
+        if let Some(set) = policy.destinations() {
+            let destinations = MapData::from_pin(pins.map("destinations")).map_err(map_io)?;
+            let destinations = Trie::<PolicyDestination, Candidates>::new(destinations).map_err(map_io)?;
+            let key = PolicyDestination { set, to };
+            // The longest match, which the kernel has found, is all that this packet needs.
+            let found = destinations.get(&Key::new(160, key))?;
+            maps.destinations.borrow_mut().extend(found.map(|found| (key, 128, found)));
+        }
     }
     let owned = hash::<u32, Owned>(pins, "owned")?.get(&egress_id)?;
     if let Some(owned) = owned {

@@ -72,6 +72,16 @@ fn question(asked: &RecordedLookup, packet: &Tuple, names: &Names) -> LookupLine
             let entry = found.as_ref().map(|_| format!("{} IPv{family}", key.egress_id));
             (question, policy(found.as_deref(), names), "policy", entry)
         }
+        RecordedLookup::Candidates(to, found) => {
+            let answer = match found.map(|found| (found.count(), found.all().count())) {
+                None => "none".to_owned(),
+                Some((0, _)) => "some, and no node serves them now".to_owned(),
+                Some((1, _)) => "1 of those that are served".to_owned(),
+                Some((count, _)) => format!("{count} of those that are served"),
+            };
+            let question = format!("which of them have the most specific route to {}?", text(to));
+            (question, answer, "destinations", None)
+        }
         RecordedLookup::Flow(tuple, found) => {
             ("has the flow an address already?".to_owned(), flow(found.as_ref()), "flows", found.map(|_| line(tuple)))
         }

@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses, NatEntry, NodeEntry,
-    Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple,
+    Addr, Candidates, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses,
+    NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::snat::PortSearch;
@@ -26,6 +26,8 @@ pub enum RecordedLookup {
     /// Whether an inbound connection has this tuple.
     Inbound(Tuple, bool),
     Policy(PolicyEntryKey, Option<Box<PolicyEntry>>),
+    /// Addresses with a route to this destination.
+    Candidates(Addr, Option<Candidates>),
     Flow(Tuple, Option<Flow>),
     /// A new flow, and the outcome of its claim.
     Begun(Flow, ClaimOutcome),
@@ -109,6 +111,11 @@ impl Tables for MapRecorder<'_> {
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         let found = self.maps.policy(key);
         self.note(RecordedLookup::Policy(*key, found.copied().map(Box::new)));
+        found
+    }
+    fn candidates(&self, set: u32, to: &Addr) -> Option<&Candidates> {
+        let found = self.maps.candidates(set, to);
+        self.note(RecordedLookup::Candidates(*to, found.copied()));
         found
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {

@@ -1,6 +1,8 @@
 //! Egress interfaces: from the agent's records to its EgressNode object, and back.
 
-use egress_core::model::interface::{EgressInterface, InterfaceReason, InterfaceState, MOST_INTERFACE_NETWORKS};
+use egress_core::model::interface::{
+    EgressInterface, InterfaceReason, InterfaceState, MOST_DESTINATIONS, MOST_INTERFACE_NETWORKS,
+};
 use egress_core::model::node::mac_text;
 use ipnet::IpNet;
 
@@ -30,6 +32,7 @@ pub fn published(record: &EgressInterface) -> NodeInterface {
         mtu: record.mtu,
         uplink: record.is_uplink,
         networks: networks.collect(),
+        destinations: record.destinations.iter().map(IpNet::to_string).collect(),
         state: state.to_owned(),
         reason: reason.map(word),
     }
@@ -37,7 +40,7 @@ pub fn published(record: &EgressInterface) -> NodeInterface {
 
 /// The record of a published interface; `None` if its state or link address is unreadable. Unreadable networks are left out.
 pub(super) fn record(published: NodeInterface, problems: &mut Vec<String>) -> Option<EgressInterface> {
-    let NodeInterface { name, index, mac, mtu, uplink, networks, state, reason } = published;
+    let NodeInterface { name, index, mac, mtu, uplink, networks, destinations, state, reason } = published;
     let reason = InterfaceReason::from(reason.as_deref().unwrap_or_default());
     let state = match state.as_str() {
         ABSENT => InterfaceState::Absent(reason),
@@ -54,7 +57,9 @@ pub(super) fn record(published: NodeInterface, problems: &mut Vec<String>) -> Op
         Some((network.trunc(), excluded.as_deref().map(InterfaceReason::from)))
     };
     let networks = networks.into_iter().take(MOST_INTERFACE_NETWORKS).filter_map(network).collect();
-    Some(EgressInterface { index, name, mac, mtu, is_uplink: uplink, networks, state })
+    let destinations = destinations.iter().take(MOST_DESTINATIONS);
+    let destinations = destinations.filter_map(|text| one::<IpNet>(text, problems)).map(|net| net.trunc()).collect();
+    Some(EgressInterface { index, name, mac, mtu, is_uplink: uplink, networks, destinations, state })
 }
 
 #[cfg(test)]
@@ -65,7 +70,8 @@ mod tests {
     #[test]
     fn a_record_is_read_as_it_is_published() {
         let networks = [(net("10.10.10.0/24"), None), (net("fd00:10::/64"), Some(InterfaceReason::Temporary))].into();
-        let one = EgressInterface { networks, ..interface("eth1", &[]) };
+        let destinations = [net("10.20.0.0/16"), net("::/0")].into();
+        let one = EgressInterface { networks, destinations, ..interface("eth1", &[]) };
         let newer = InterfaceReason::Other("OfANewerAgent".into());
         for state in [
             InterfaceState::Absent(InterfaceReason::NotAttached),

@@ -10,8 +10,8 @@ use std::vec::Vec;
 use super::tests::OWNER;
 use super::*;
 use crate::abi::{
-    ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses, NodeEntry, Owned,
-    OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
+    Candidates, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses, NodeEntry,
+    Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
 };
 use crate::decide::cast::V4;
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -145,6 +145,9 @@ impl Tables for Cpu<'_> {
         unreachable!()
     }
     fn policy(&self, _: &PolicyEntryKey) -> Option<&PolicyEntry> {
+        unreachable!()
+    }
+    fn candidates(&self, _: u32, _: &Addr) -> Option<&Candidates> {
         unreachable!()
     }
     fn interface(&self, _: u32) -> Option<&InterfaceAddresses> {

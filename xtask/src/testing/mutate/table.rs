@@ -250,6 +250,10 @@ mutations! { PROGRAMS,
         "(_, Phase::Opening) if timeouts.unreplied < answered => timeouts.unreplied,\n" => "";
     "no-quota-of-mappings", SNAT, ["quota"], "one pod takes the gateway's table from all objects":
         "if !tables.has_quota(&forward.saddr, owner.egress_id, QuotaKind::NatEntries) {" => "if false {";
+    "any-address-for-a-destination", SLOTS, ["mixed", "slots::"], "half of the flows of a mixed object go to a network without the destination":
+        "let Some(set) = policy.destinations() else" => "let Some(set) = policy.destinations().filter(|_| false) else";
+    "waiting-address-is-replaced", SLOTS, ["mixed", "slots::"], "while an address moves, flows to its network leave by another network":
+        "if place < candidates.count() && index" => "if index";
     "no-quota-of-flows", SLOTS, ["quota"], "one pod takes its node's table from all others":
         "if !overwrite && !tables.has_quota(" => "if overwrite && !tables.has_quota(";
     "quota-never-uncounted", NAT, ["quota", "oracle::"], "a pod that has once reached its quota is refused for ever":
@@ -344,7 +348,9 @@ mutations! { PROGRAMS,
     "reset-raises-no-epoch", MAPS, ["flow_cache::"], "a forged reset ends the NAT entry of a live connection":
         "        raise_epoch(&copy.other);\n        raise_epoch(key);" => "";
     "opening-raises-no-epoch", MAPS, ["flow_cache::"], "a restarted connection counts as unanswered":
-        "if tcp_flags & tcp::SYN != 0 {\n        raise_epoch(tuple);\n    }" => "let _ = (tuple, tcp_flags);";
+        "if tcp_flags & (tcp::SYN | tcp::RST) != 0 {" => "if tcp_flags & tcp::RST != 0 {";
+    "pods-reset-raises-no-epoch", MAPS, ["flow_cache::"], "a connection that goes on after a reset ends as a closed one":
+        "if tcp_flags & (tcp::SYN | tcp::RST) != 0 {" => "if tcp_flags & tcp::SYN != 0 {";
     "inbound-removal-raises-no-epoch", MAPS, ["flow_cache::"], "a pod's connection leaves with the pod's address":
         "count_inbound(tuple, -1);\n        raise_epoch(tuple);" => "count_inbound(tuple, -1);";
     "mapping-unsealed", MAPS, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":

@@ -99,7 +99,7 @@ fn flows_of_withheld_addresses_wait() {
     let slot = |address, place| Slot { address: ip(address), place };
     let elsewhere = Place::Remote(crate::model::state::TunnelEndpoint(ip("172.18.0.9")));
     let slots = vec![slot(A, Place::Here), slot(B, elsewhere)];
-    let policy = Policy { slots, pending: vec![ip("172.18.0.7")], when_empty: WhenEmpty::Drop };
+    let policy = Policy::new(slots, vec![ip("172.18.0.7")], WhenEmpty::Drop);
     let key = (EgressId(1), family_of(ip(A)));
     let mut state = KernelState { owned: owned(&[(1, A)]), ..KernelState::default() };
     state.policy.insert(key, policy);

@@ -157,6 +157,7 @@ fn entries(
 ) -> (Entries, AddressByPolicy, BTreeSet<EgressId>) {
     let (mut entries, mut owned, mut shared) = (Entries::new(), AddressByPolicy::new(), BTreeSet::new());
     let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
+    let mut node_of: BTreeMap<IpAddr, &str> = BTreeMap::new();
     for policy in by_rank(view.policies.values()) {
         // An entry has no destinations: the programs apply it to every outside address.
         let Destinations::All = policy.destinations;
@@ -179,6 +180,7 @@ fn entries(
             is_free && claimed.insert(*address, id).is_none()
         });
 
+        node_of.extend(items.iter().copied());
         let mut slots: Vec<Slot> = Vec::with_capacity(items.len());
         for (address, node) in items {
             let Some(id) = ids.of(family_of(address)) else { continue };
@@ -198,14 +200,17 @@ fn entries(
             let slots = slots.iter().filter(|slot| family_of(slot.address) == family).take(MAX_SLOTS).copied();
             let slots: Vec<Slot> = slots.collect();
             let pending = pending.iter().filter(|address| family_of(**address) == family);
-            let pending = pending.take(MAX_SLOTS - slots.len()).copied().collect();
+            let pending: Vec<IpAddr> = pending.take(MAX_SLOTS - slots.len()).copied().collect();
             let when_empty = when_empty(policy, family, settings);
-            entries.insert((id, family), Policy { slots, pending, when_empty });
+            entries.insert((id, family), Policy::new(slots, pending, when_empty));
         }
     }
     // An address that another policy has by now is not pending.
     for ((id, _), entry) in &mut entries {
         entry.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));
+        let served = entry.slots.iter().map(|slot| (slot.address, node_of.get(&slot.address).copied()));
+        let waiting = entry.pending.iter().map(|address| (*address, None));
+        entry.destinations = destinations::of_policy(view, served.chain(waiting));
     }
     (entries, owned, shared)
 }
@@ -284,5 +289,6 @@ fn egress_ips(
     (addresses.into_iter().map(IpNet::from).collect(), beyond)
 }
 
+mod destinations;
 #[cfg(test)]
 mod tests;

@@ -341,7 +341,7 @@ async fn connections_wait_for_an_address_that_cannot_be_claimed_yet() {
     changes.push(Change::Policies(Update::Changed(name, moved)));
     let done = play(&recorder, changes).await;
     let pending = ["172.18.0.100", "172.18.0.101"].map(ip).to_vec();
-    let waits = Policy { slots: Vec::new(), pending, when_empty: WhenEmpty::Drop };
+    let waits = Policy::new(Vec::new(), pending, WhenEmpty::Drop);
     assert_eq!(done[6], [Action::PutPolicy(EgressId(1), Family::V4, waits)], "nothing is cut");
 }
 
