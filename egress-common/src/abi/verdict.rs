@@ -144,7 +144,7 @@ verdicts! {
     PortsExhausted = 50, Drop, "ports_exhausted";
     /// The map `nat` or `flows` is full.
     MapFull = 51, Drop, "map_full";
-    /// No route to the destination by the interface of the egress IP.
+    /// No route to the destination by the interface of the egress IP, or by that of any address of the object.
     NoRoute = 52, Drop, "no_route";
     /// The neighbour does not answer.
     NoNeighbour = 53, Drop, "no_neighbour";

@@ -94,7 +94,9 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
              maps of the node (docs/install.md lists what is lost)."
         }
         Verdict::NoRoute => {
-            "The node has no route to the destination by the interface of the egress IP: `ip route show dev` lists them."
+            "No route leads to the destination by the interface of the egress IP: `ip route show dev` on its node lists \
+             them. Of an object with addresses in several networks none may lead there: see `destinations` in `kubectl \
+             get egn NODE -o yaml`."
         }
         Verdict::NoNeighbour => "The next hop does not answer: see `ip neigh` on the uplink.",
         Verdict::MtuExceeded | Verdict::OverlayTooNarrow => {

@@ -18,6 +18,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     vec![
         test("nic_egress_ips_leave_by_their_network", leave_by_their_network),
         test("nic_no_packet_leaves_with_the_address_of_a_pod", no_pod_address_leaves),
+        test("nic_mixed_objects_use_the_network_of_the_destination", mixed_objects),
         test("nic_that_cannot_send_moves_its_addresses_alone", moves_alone),
         test("nic_needs_neither_forwarding_nor_the_best_route", routes_of_its_own),
     ]
@@ -167,6 +168,60 @@ fn routes_of_its_own(context: &LabContext) -> Result<()> {
         }
     }
     are_seen_as(egress)?;
+    cluster.tear_down()
+}
+
+/// Each family: an address on the nodes' first network and one on the second. Each destination gets the address of its network,
+/// also while the other one is served alone.
+fn mixed_objects(context: &LabContext) -> Result<()> {
+    let cluster = start(context)?;
+    let captures = (Capture::start(&cluster.lab)?, Capture::on_second(&cluster.lab)?);
+    let families: [fn(Dual) -> IpAddr; 2] = [|address| address.v4.into(), |address| address.v6.into()];
+    for ((family, name), first) in families.into_iter().zip(["v4", "v6"]).zip(["172.18.0.110", "fd00:172:18::110"]) {
+        cluster.assignable(1, true)?;
+        cluster.assignable(2, true)?;
+        let (first, second): (IpAddr, _) = (first.parse()?, family(plan::second_egress_ip(1)));
+        let texts = [first, second].map(|address| address.to_string());
+        let object = egress_ip(name, &texts.each_ref().map(String::as_str), &labels("house", "red"), &all());
+        let assigned = cluster.assign(&object)?;
+        let holder = |address: &str| {
+            let found = assigned.iter().find(|(held, _)| held == address).context("both are assigned")?;
+            found.1.trim_start_matches("node").parse::<usize>().context("a node of the lab")
+        };
+        let servers = [(family(plan::SERVER), first), (family(plan::SERVER2), second)];
+        let both_serve = || {
+            NAMES.iter().try_for_each(|pod| {
+                servers.iter().try_for_each(|(server, address)| {
+                    until_true(&format!("{server} sees {pod} as {address} in every request"), EFFECT, || {
+                        Ok(seen(&cluster, pod, *server)? == of_source(&[*address]))
+                    })
+                })
+            })
+        };
+        both_serve()?;
+        for (lost, kept) in [(1, 0), (0, 1)] {
+            let number = holder(&texts[lost])?;
+            println!("{} loses its node, node{number}, while {} is served", texts[lost], texts[kept]);
+            cluster.assignable(number, false)?;
+            for pod in NAMES {
+                let netns = &cluster.pod(pod)?.netns;
+                cluster.becomes(netns, servers[lost].0, Observed::Nothing)?;
+                ensure!(seen(&cluster, pod, servers[kept].0)? == of_source(&[servers[kept].1]), "{pod}: the other one");
+            }
+            // Each request without an answer takes a second.
+            for _ in 0..4 {
+                let by = observe(&cluster.pod(NAMES[2])?.netns, servers[lost].0)?;
+                ensure!(by == Observed::Nothing, "{} has seen {by}", servers[lost].0);
+            }
+            cluster.assignable(number, true)?;
+            both_serve()?;
+        }
+        cluster.remove(name)?;
+    }
+    let (one, two) = (captures.0.finish_clean()?, captures.1.finish_clean()?);
+    let strays = one.packets(|key| plan::is_second_lan(key.source))
+        + two.packets(|key| key.source == IpAddr::from([172, 18, 0, 110]));
+    ensure!(strays == 0, "{strays} packets were on the wrong network");
     cluster.tear_down()
 }
 

@@ -121,6 +121,10 @@ mutations! { AGENT,
         "connections go on with an address that another object has by now":
         "entry.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));" =>
         "entry.pending.retain(|_| true);";
+    "mixed-objects-have-no-destinations", DESIRED, ["plan::desired::"],
+        "flows of an object with addresses in several networks go to a network without their destination":
+        "entry.destinations = destinations::of_policy(view, served.chain(waiting));" =>
+        "let _ = destinations::of_policy(view, served.chain(waiting));";
     "nodes-own-address-served", DESIRED, ["plan::desired::"],
         "pods are steered to an address that is a node's own, and dropped there":
         "!nodes_own.contains_key(address) && listed.contains(address)" => "listed.contains(address)";

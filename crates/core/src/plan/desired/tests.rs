@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
 use crate::model::policy::Unreadable;
-use crate::model::samples::{ip, net, policy, settings};
+use crate::model::samples::{interface, ip, net, policy, settings};
 use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{EgressIds, PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
@@ -93,6 +93,26 @@ fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
     assert_eq!(v4_policy(&state).when_empty, WhenEmpty::Drop);
     assert_eq!(state.policy[&(EgressId(1), Family::V6)].when_empty, WhenEmpty::NotListed);
     assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]));
+}
+
+/// By the interfaces of the nodes that serve the addresses; one that no node serves keeps the flows to its network.
+#[test]
+fn destinations_follow_the_nodes_of_the_addresses() {
+    let (first, further) = ("172.18.0.100", "10.10.10.100");
+    let with = |items: &[(&str, &str)]| {
+        let mut view = view(vec![policy("a", &[first, further], items)], vec![]);
+        let interfaces = vec![interface("eth1", &["10.10.10.0/24"])];
+        view.nodes.insert("n2".to_owned(), Arc::new(Node { interfaces, ..node(2) }));
+        v4_policy(&compiled(&view)).destinations.clone()
+    };
+    let expected = BTreeMap::from([
+        (net("0.0.0.0/0"), BTreeSet::from([ip(first)])),
+        (net("10.10.10.0/24"), BTreeSet::from([ip(further)])),
+    ]);
+    assert_eq!(with(&[("n1", first), ("n2", further)]), expected);
+    assert_eq!(with(&[("n1", first)]), expected);
+    assert_eq!(with(&[("n2", further)]), expected);
+    assert_eq!(with(&[("n2", first), ("n2", further)]), expected, "it serves one of them");
 }
 
 /// A node that has an address of each family owns two, each of its own egress ID.
