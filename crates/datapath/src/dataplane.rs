@@ -13,7 +13,7 @@ use tracing::info;
 
 use crate::attach::{foreign, missing_devices};
 use crate::conntrack::{gc, idle_reset};
-use crate::devices::interfaces::Interface;
+use crate::devices::interfaces::{FurtherNextHops, Interface};
 use crate::error::StartError;
 use crate::events;
 use crate::events::drops::Drops;
@@ -158,6 +158,11 @@ impl Dataplane {
     /// The records of the egress interfaces, as they change.
     pub fn interfaces(&self) -> Receiver<Vec<EgressInterface>> {
         self.shared.state().interfaces()
+    }
+
+    /// The watch of the further interfaces' gateways.
+    pub fn next_hops(&self) -> FurtherNextHops {
+        self.shared.state().next_hops()
     }
 
     /// Removes idle entries at once; returns the number of keys. Also reads the host's port ranges.

@@ -272,7 +272,8 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
             }
         },
     };
-    let host = Host::new(uplink.clone(), args.node.mgmt_port.clone(), dataplane.interfaces())?;
+    let names = (uplink.clone(), args.node.mgmt_port.clone());
+    let host = Host::new(names, dataplane.interfaces(), dataplane.next_hops())?;
     let meter = dataplane.meter()?;
     tokio::spawn(egress_supervise::forever(Task::PortCounter, meter.clone().follow_ports()));
     health_page.set_meter(meter);

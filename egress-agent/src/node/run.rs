@@ -32,7 +32,7 @@ use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::{Ready, UplinkState};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 use egress_core::plan::executor::Executor;
-use egress_datapath::announce::next_hop::watch_uplink;
+use egress_datapath::announce::next_hop::{watch_further, watch_uplink};
 use egress_datapath::devices::host::Host;
 use egress_datapath::overlay::endpoints::Endpoints;
 use egress_datapath::overlay::probe;
@@ -290,7 +290,11 @@ impl AgentInputs {
     fn uplink_watch(&self, host: Arc<Host>) -> impl Future<Output = ()> + use<> {
         let (topics, stop) = (&self.topics, self.stop.clone());
         let (own_node, seen) = (topics.own_node.subscribe(), (topics.uplink.clone(), topics.next_hop.clone()));
-        async move { watch_uplink(&host, own_node, seen, stop).await }
+        let further = (own_node.clone(), stop.clone());
+        async move {
+            let further = watch_further(&host.further, further.0, further.1);
+            tokio::join!(watch_uplink(&host, own_node, seen, stop), further);
+        }
     }
 
     fn restored_backup(&self) -> impl Future<Output = ()> + use<> {

@@ -1,17 +1,22 @@
 //! Programs, claims and announcements on further egress interfaces.
 
 use std::net::{IpAddr, UdpSocket};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, Map, MapData};
 use egress_common::abi::{InterfaceAddresses, NeighbourEntry, NeighbourKey, Owned, RouteDestination, RouteEntry};
 use egress_core::model::interface::{InterfaceReason, InterfaceState};
+use egress_core::model::node::Node;
 use egress_core::model::state::{Action, EgressId, OnUnknownPod};
 use egress_core::plan::executor::{Executor, Expected};
+use egress_datapath::announce::next_hop::watch_further;
 use egress_datapath::devices::routes::MOST_ROUTES;
 use egress_datapath::names::Hook;
 use egress_datapath::{Dataplane, Settings, survey};
+use tokio::sync::watch::channel;
+use tokio_util::sync::CancellationToken;
 
 use crate::node::{self, TestNode, UPLINK, clean, device, eventually, ip, mac_text, on_node, output, start, within};
 
@@ -312,5 +317,35 @@ fn nic_addresses_do_not_move_to_the_uplink() {
         dataplane.apply(&own(2, "10.10.10.101")).await.expect("own");
         node.make_eth1();
         eventually("an interface in that network has it", || node.owned(2).ifindex == device("eth1").0).await;
+    });
+}
+
+/// Two gateways of a family, of which one is enough, and one of the other family.
+#[test]
+fn nic_without_a_next_hop_cannot_send() {
+    on_node(|node| async move {
+        node.make_eth1();
+        let dataplane = node.start().await;
+        let (assignable, own_node) = channel(Some(Arc::new(Node { assignable: true, ..Node::default() })));
+        let (further, stop) = (dataplane.next_hops(), CancellationToken::new());
+        let until = stop.clone();
+        let watch = tokio::spawn(async move { watch_further(&further, own_node, until).await });
+        let lost = Some(InterfaceState::Attached(InterfaceReason::NextHopLost));
+        let works = || state(&dataplane, "eth1") == Some(InterfaceState::Usable);
+        let is_lost = || state(&dataplane, "eth1") == lost;
+        ip("route add 198.51.100.0/24 via 10.10.10.77\n");
+        eventually("no host has the gateway's address", is_lost).await;
+        ip("route add 198.51.101.0/24 via 10.10.10.1\n");
+        eventually("another one answers", works).await;
+        ip("route add 2001:db8:1::/64 via fd00:10::77\n");
+        eventually("no gateway of the other family does", is_lost).await;
+        ip("route replace 2001:db8:1::/64 via fd00:10::1\n");
+        eventually("now it does", works).await;
+        ip("route del 198.51.101.0/24\n");
+        eventually("the other gateway does not count any more", is_lost).await;
+        assignable.send_replace(None);
+        eventually("a node without the label asks no gateway", works).await;
+        stop.cancel();
+        watch.await.expect("the watch ends");
     });
 }

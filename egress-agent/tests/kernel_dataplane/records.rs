@@ -1,7 +1,10 @@
 //! The records of the node's egress interfaces.
 
+use std::collections::BTreeSet;
+
 use egress_core::model::interface::{EgressInterface, InterfaceReason, InterfaceState};
 use egress_datapath::devices::host::Host;
+use egress_datapath::devices::interfaces::FurtherNextHops;
 use egress_datapath::devices::records::{dump, records};
 use ipnet::IpNet;
 use tokio::sync::watch::channel;
@@ -41,7 +44,9 @@ fn lines(records: &[EgressInterface]) -> Vec<String> {
 fn nic_records_follow_the_devices() {
     on_node(|node| async move {
         let uplink = "breth0 172.18.0.0/16 fd00:172:18::/64";
-        let host = Host::new(UPLINK.into(), MGMT.into(), channel(Vec::new()).1).expect("open a netlink socket");
+        let further = FurtherNextHops { asked: channel(Vec::new()).1, lost: channel(BTreeSet::new()).0 };
+        let host =
+            Host::new((UPLINK.into(), MGMT.into()), channel(Vec::new()).1, further).expect("open a netlink socket");
         let before = read(&host).await;
         assert_eq!(lines(&before), [uplink], "neither the loopback device nor the management port");
         assert_eq!((before[0].is_uplink, &before[0].state), (true, &InterfaceState::Usable));

@@ -75,6 +75,11 @@ impl RouteEntry {
         self.count
     }
 
+    /// All next hops, those of greater weight more than once.
+    pub fn hops(&self) -> impl Iterator<Item = &Addr> {
+        self.hops.iter().take(self.count as usize)
+    }
+
     /// The next hop of this number; `None` if there are none. The number wraps around at [`MAX_NEXT_HOPS`], by a mask, which
     /// the verifier follows where it loses a comparison.
     #[inline(always)]

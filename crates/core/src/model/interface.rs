@@ -60,6 +60,8 @@ pub enum InterfaceReason {
     Down,
     /// It is up, and its link is not.
     NoCarrier,
+    /// No gateway of its routes of a family answers.
+    NextHopLost,
     /// It has more routes than programs choose from, so they use none of them.
     TooManyRoutes,
     /// The node's addresses in the network have a label that ends in `vip`: keepalived moves them between nodes.
@@ -102,11 +104,12 @@ impl EgressInterface {
 }
 
 impl InterfaceReason {
-    const KNOWN: [Self; 9] = [
+    const KNOWN: [Self; 10] = [
         Self::NotAttached,
         Self::SharesDevice,
         Self::Down,
         Self::NoCarrier,
+        Self::NextHopLost,
         Self::TooManyRoutes,
         Self::VirtualIp,
         Self::Secondary,
@@ -121,6 +124,7 @@ impl InterfaceReason {
             Self::SharesDevice => "SharesDevice",
             Self::Down => "Down",
             Self::NoCarrier => "NoCarrier",
+            Self::NextHopLost => "NextHopLost",
             Self::TooManyRoutes => "TooManyRoutes",
             Self::VirtualIp => "VirtualIP",
             Self::Secondary => "Secondary",
@@ -156,6 +160,14 @@ pub fn set_attached(interfaces: &mut [EgressInterface], attached: &BTreeSet<u32>
         |one: &&mut EgressInterface| one.is_attached() && !one.is_uplink && !attached.contains(&one.index);
     for one in interfaces.iter_mut().filter(lacks_programs) {
         one.state = InterfaceState::Absent(InterfaceReason::NotAttached);
+    }
+}
+
+/// Records that these interfaces cannot send for want of a next hop.
+pub fn set_next_hops_lost(interfaces: &mut [EgressInterface], lost: &BTreeSet<u32>) {
+    let works = |one: &&mut EgressInterface| one.state == InterfaceState::Usable && !one.is_uplink;
+    for one in interfaces.iter_mut().filter(works).filter(|one| lost.contains(&one.index)) {
+        one.state = InterfaceState::Attached(InterfaceReason::NextHopLost);
     }
 }
 

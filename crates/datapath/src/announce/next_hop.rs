@@ -3,7 +3,11 @@
 //! Checked four times a second while this node may host egress IPs. A next hop is the gateway of the default route on the
 //! uplink, per address family. It gets a solicitation by unicast, or by broadcast after a miss. Any claim of its address
 //! counts as an answer. After three misses in a row it counts as lost.
+//!
+//! The gateways of further egress interfaces are asked in the same way. Such an interface cannot send while no gateway of a
+//! family answers, and for a second after that, so that a flapping gateway moves its egress IPs once.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,13 +24,15 @@ use crate::announce::ProbeAnswers;
 use crate::announce::frames;
 use crate::announce::socket::PacketSocket;
 use crate::devices::host::{Host, next_hop};
-use crate::devices::interfaces::{self, Interface};
+use crate::devices::interfaces::{self, FurtherNextHops, Interface, InterfaceGateways};
 use crate::devices::records;
 use egress_core::model::node::{Mac, Node};
 use egress_core::node_health::fitness::UplinkState;
 
 const INTERVAL: Duration = Duration::from_millis(250);
 const MISSES: u32 = 3;
+/// How long a further interface cannot send after the last loss of its next hop.
+const DAMPING: Duration = Duration::from_secs(1);
 /// Number of checks between two route lookups.
 const ROUTES_EVERY: u32 = 4;
 
@@ -64,6 +70,78 @@ pub async fn watch_uplink(
         }
         // No burst after a pause: each check leaves time for the answer.
         look = look.max(Instant::now());
+    }
+}
+
+/// Checks the gateways of further interfaces until `stop`.
+pub async fn watch_further(
+    further: &FurtherNextHops,
+    own_node: watch::Receiver<Option<Arc<Node>>>,
+    stop: CancellationToken,
+) {
+    let mut interfaces = BTreeMap::<u32, FurtherHops>::new();
+    let mut look = Instant::now();
+    while !stop.is_cancelled() {
+        look += INTERVAL;
+        let may_host = own_node.borrow().as_ref().is_some_and(|node| node.assignable);
+        let asked = if may_host { further.asked.borrow().clone() } else { Vec::new() };
+        interfaces.retain(|index, _| asked.iter().any(|one| one.index == *index));
+        for one in &asked {
+            interfaces.entry(one.index).or_default().follow(one);
+        }
+        let of_all = interfaces.values_mut().flat_map(|one| one.hops.iter_mut().map(|hop| hop.ask(one.mac, look)));
+        futures::future::join_all(of_all).await;
+        let lost = interfaces.iter_mut().filter_map(|(index, one)| one.is_lost().then_some(*index)).collect();
+        further.lost.send_if_modified(|known| {
+            let is_news = *known != lost;
+            *known = lost;
+            is_news
+        });
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep_until(look) => {}
+        }
+        look = look.max(Instant::now());
+    }
+}
+
+/// The gateways of a further interface.
+#[derive(Default)]
+struct FurtherHops {
+    mac: Mac,
+    hops: Vec<Hop>,
+    lost: Option<Instant>,
+}
+
+impl FurtherHops {
+    /// Keeps the state of unchanged gateways.
+    fn follow(&mut self, asked: &InterfaceGateways) {
+        let (mac, index) = (asked.mac, asked.index);
+        if std::mem::replace(&mut self.mac, mac) != mac {
+            self.hops.clear();
+        }
+        self.hops.retain(|hop| asked.asked.contains(&(hop.address, hop.own)));
+        for (address, own) in &asked.asked {
+            if self.hops.iter().any(|hop| (hop.address, hop.own) == (*address, *own)) {
+                continue;
+            }
+            match Hop::new(index, *address, *own) {
+                Ok(hop) => self.hops.push(hop),
+                Err(error) => debug!(%error, gateway = %address, "cannot ask the gateway"),
+            }
+        }
+    }
+
+    /// Whether no gateway of a family answers, or did not until a moment ago.
+    fn is_lost(&mut self) -> bool {
+        let is_lost = |v4: bool| {
+            let mut of_family = self.hops.iter().filter(|hop| hop.address.is_ipv4() == v4).peekable();
+            of_family.peek().is_some() && of_family.all(|hop| hop.unanswered >= MISSES)
+        };
+        if is_lost(true) || is_lost(false) {
+            self.lost = Some(Instant::now());
+        }
+        self.lost.is_some_and(|lost| lost.elapsed() < DAMPING)
     }
 }
 
@@ -120,10 +198,7 @@ impl Hops {
             let known = self.hops.iter().position(|hop| (hop.address, hop.own) == (address, own));
             hops.push(match known {
                 Some(place) => self.hops.swap_remove(place),
-                None => {
-                    let socket = PacketSocket::listener_of(interface.index, address)?;
-                    Hop { address, own, mac: None, socket, unanswered: 0, answered: None }
-                }
+                None => Hop::new(interface.index, address, own)?,
             });
         }
         self.hops = hops;
@@ -132,6 +207,11 @@ impl Hops {
 }
 
 impl Hop {
+    fn new(ifindex: u32, address: IpAddr, own: IpAddr) -> io::Result<Self> {
+        let socket = PacketSocket::listener_of(ifindex, address)?;
+        Ok(Self { address, own, mac: None, socket, unanswered: 0, answered: None })
+    }
+
     /// Solicits, and reads answers until the deadline.
     async fn ask(&mut self, mac: Mac, end: Instant) {
         let to = self.mac.filter(|_| self.unanswered == 0);

@@ -13,7 +13,7 @@ use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::sync::watch::Receiver;
 use tokio::task::JoinSet;
 
-use crate::devices::interfaces::SERVICE_DEVICE;
+use crate::devices::interfaces::{FurtherNextHops, SERVICE_DEVICE};
 use crate::devices::{interfaces, records};
 use crate::error::netlink_io;
 use egress_core::model::interface::EgressInterface;
@@ -33,14 +33,20 @@ pub struct Host {
     mgmt_port: String,
     /// The data plane's records.
     pub interfaces: Receiver<Vec<EgressInterface>>,
+    /// The watch of its further interfaces' gateways.
+    pub further: FurtherNextHops,
 }
 
 impl Host {
-    pub fn new(uplink: String, mgmt_port: String, interfaces: Receiver<Vec<EgressInterface>>) -> io::Result<Self> {
+    pub fn new(
+        (uplink, mgmt_port): (String, String),
+        interfaces: Receiver<Vec<EgressInterface>>,
+        further: FurtherNextHops,
+    ) -> io::Result<Self> {
         let (connection, netlink, _) = rtnetlink::new_connection()?;
         let mut tasks = JoinSet::new();
         tasks.spawn(egress_supervise::forever(Task::Netlink, connection));
-        Ok(Self { netlink, uplink, mgmt_port, interfaces, _connection: tasks })
+        Ok(Self { netlink, uplink, mgmt_port, interfaces, further, _connection: tasks })
     }
 }
 

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use tokio::sync::watch;
 
 use crate::devices::routes::Routes;
 use crate::error::netlink_io;
@@ -17,6 +18,24 @@ use egress_core::model::node::Mac;
 
 /// kube-proxy in IPVS mode keeps the addresses of all services on this device.
 pub const SERVICE_DEVICE: &str = "kube-ipvs0";
+
+/// Maximum gateways of an interface that are asked whether they are there.
+const MOST_GATEWAYS: usize = 8;
+
+/// A further egress interface and the gateways of its routes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceGateways {
+    pub index: u32,
+    pub mac: Mac,
+    /// The gateways, each with this node's own address that asks for it.
+    pub asked: Vec<(IpAddr, IpAddr)>,
+}
+
+/// What is asked about further interfaces, and where the answer goes: those without a next hop.
+pub struct FurtherNextHops {
+    pub asked: watch::Receiver<Vec<InterfaceGateways>>,
+    pub lost: watch::Sender<BTreeSet<u32>>,
+}
 
 /// The properties of a device that the programs need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +76,20 @@ impl NodeFacts {
             Some(other) => Some(Interface { index: other.index, mac: other.mac, mtu: other.mtu }),
             None => self.uplink.filter(|_| primary_networks.iter().any(|network| network.contains(&address))),
         }
+    }
+
+    /// The gateways of the further interfaces that can send, with the own address that asks for each.
+    pub fn gateways(&self) -> Vec<InterfaceGateways> {
+        let usable = self.interfaces.iter().filter(|one| !one.is_uplink && one.state == InterfaceState::Usable);
+        let of_interface = |one: &EgressInterface| {
+            let (v4, v6) = self.further_addresses.get(&one.index).copied().unwrap_or_default();
+            let own = |gateway: &IpAddr| if gateway.is_ipv4() { v4.map(IpAddr::V4) } else { v6.map(IpAddr::V6) };
+            let routes = self.routes.iter().filter(|((index, _), _)| *index == one.index);
+            let all: BTreeSet<IpAddr> = routes.flat_map(|(_, route)| route.hops().map(|hop| hop.to_ip())).collect();
+            let asked = all.iter().filter_map(|gateway| Some((*gateway, own(gateway)?))).take(MOST_GATEWAYS);
+            InterfaceGateways { index: one.index, mac: one.mac, asked: asked.collect() }
+        };
+        usable.map(of_interface).filter(|one| !one.asked.is_empty()).collect()
     }
 
     pub fn interface_indices(&self) -> BTreeSet<u32> {

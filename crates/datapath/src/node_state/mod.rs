@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use crate::announce::Claims;
 use crate::attach::missing_devices;
 use crate::clock::now_ns;
-use crate::devices::interfaces::{Interface, NodeFacts};
+use crate::devices::interfaces::{FurtherNextHops, Interface, InterfaceGateways, NodeFacts};
 use crate::devices::node_ports::{HostPorts, PortSettings};
 use crate::error::{StartError, map_io};
 use crate::loader::programs::{AttachError, Programs};
@@ -48,6 +48,9 @@ pub struct State {
     owned_elsewhere: bool,
     /// The records of the egress interfaces, which the agent publishes.
     interfaces: Sender<Vec<EgressInterface>>,
+    /// Further interfaces with their gateways, and those of which none answers.
+    gateways: Sender<Vec<InterfaceGateways>>,
+    lost: Sender<BTreeSet<u32>>,
     /// As last written.
     config: Config,
     decisions: config::DecisionNumbers,
@@ -67,6 +70,15 @@ pub struct State {
     probed: BTreeMap<IpAddr, Instant>,
     /// Early probes. The channel closes when the probe ends.
     probes: BTreeMap<IpAddr, Receiver<()>>,
+}
+
+/// Sends what differs from the last value.
+fn send_news<T: PartialEq>(to: &Sender<T>, value: T) {
+    to.send_if_modified(|known| {
+        let is_news = *known != value;
+        *known = value;
+        is_news
+    });
 }
 
 /// How long packets of unknown pods pass after the last report that pods are followed. Short, so that after a kill of the
@@ -101,6 +113,8 @@ impl State {
             facts: NodeFacts::default(),
             owned_elsewhere: false,
             interfaces: Sender::default(),
+            gateways: Sender::default(),
+            lost: Sender::default(),
             decisions: config::DecisionNumbers::after(config.decisions),
             config,
             host_ports: HostPorts::new(),
@@ -369,12 +383,25 @@ impl State {
         };
         let attached = self.facts.further().map(|one| one.index).filter(|index| has_all(*index)).collect();
         interface::set_attached(&mut self.facts.interfaces, &attached);
-        let records = &self.facts.interfaces;
-        self.interfaces.send_if_modified(|published| {
-            let is_other = published != records;
-            published.clone_from(records);
-            is_other
-        });
+        self.note_gateways();
+    }
+
+    /// Publishes the records, with the gateways that are lost now.
+    pub fn note_gateways(&mut self) {
+        let mut records = self.facts.interfaces.clone();
+        interface::set_next_hops_lost(&mut records, &self.lost.borrow());
+        send_news(&self.gateways, self.facts.gateways());
+        send_news(&self.interfaces, records);
+    }
+
+    /// Whom the watch of next hops asks, and where it says what is lost.
+    pub fn next_hops(&self) -> FurtherNextHops {
+        FurtherNextHops { asked: self.gateways.subscribe(), lost: self.lost.clone() }
+    }
+
+    /// Interfaces without a next hop, as they change.
+    pub fn lost_next_hops(&self) -> Receiver<BTreeSet<u32>> {
+        self.lost.subscribe()
     }
 
     /// The current records of the egress interfaces.

@@ -165,6 +165,7 @@ async fn next_hops(
 pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     let mut neighbours = Neighbours::new();
     let mut interfaces = WatchedInterfaces::of(shared.state().facts());
+    let mut lost = shared.state().lost_next_hops();
     let mut check = interval(CHECK_INTERVAL);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // When the routes' generation may be raised again, and whether it must be.
@@ -179,6 +180,13 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
                 None => return,
             },
             _ = check.tick() => verify = true,
+            changed = lost.changed() => {
+                // Its sender is in the state.
+                if changed.is_ok() {
+                    shared.state().note_gateways();
+                }
+                continue;
+            }
             () = sleep_until(routes_from), if routes_due => {}
         }
         // All pending events count as one change.

@@ -225,7 +225,7 @@ fn mixed_objects(context: &LabContext) -> Result<()> {
     cluster.tear_down()
 }
 
-/// Power off, cable out, device gone: each moves what the interface hosts, and nothing of the uplink.
+/// Power off, cable out, router gone, device gone: each moves what the interface hosts, and nothing of the uplink.
 fn moves_alone(context: &LabContext) -> Result<()> {
     let cluster = start(context)?;
     let Dual { v4, .. } = plan::second_egress_ip(1);
@@ -244,7 +244,7 @@ fn moves_alone(context: &LabContext) -> Result<()> {
     };
     let [one, two, _] = cluster.lab.nodes() else { bail!("the lab has three nodes") };
     type Change = fn(&Lab, &LabNode) -> Result<()>;
-    let causes: [(&str, Change, Change); 3] = [
+    let causes: [(&str, Change, Change); 4] = [
         // Set up again it has no routes; the kernel has removed them.
         (
             "set down",
@@ -258,6 +258,11 @@ fn moves_alone(context: &LabContext) -> Result<()> {
             "without a carrier",
             |lab, node| lab.set_second_carrier(node, false),
             |lab, node| lab.set_second_carrier(node, true),
+        ),
+        (
+            "without a next hop",
+            |_, node| route_via(node, "10.10.10.77"),
+            |_, node| route_via(node, &plan::EXT2.v4.to_string()),
         ),
         ("removed", |lab, node| lab.remove_second(node), |lab, node| lab.make_second(node)),
     ];
@@ -278,6 +283,12 @@ fn moves_alone(context: &LabContext) -> Result<()> {
         std::mem::swap(&mut holder, &mut other);
     }
     cluster.tear_down()
+}
+
+/// To the server's network, by this gateway.
+fn route_via(node: &LabNode, gateway: &str) -> Result<()> {
+    let route = ["route", "replace", plan::BEHIND2_V4, "via", gateway, "dev", SECOND_UPLINK];
+    node.host.exec("ip", &route).map(drop)
 }
 
 fn set_down(node: &LabNode) -> Result<()> {
