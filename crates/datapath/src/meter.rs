@@ -22,7 +22,8 @@ use egress_core::model::state::EgressId;
 use egress_supervise;
 
 /// The maps whose usage is exported.
-const SHOWN: [&str; 9] = ["pods", "policy", "owned", "handovers", "cluster", "nodes", "nat", "flows", "inbound"];
+const SHOWN: [&str; 10] =
+    ["pods", "policy", "destinations", "owned", "handovers", "cluster", "nodes", "nat", "flows", "inbound"];
 
 /// Minimum pause between two walks of `nat`, and its ratio to the duration of a walk.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -81,6 +82,7 @@ impl Meter {
             facts.verdicts.insert(*verdict, sum(&of_cpus));
         }
         for id in served {
+            facts.interfaces.extend(self.interface_of(id)?.map(|name| (id, name)));
             match inner.egress_ips.get(&id.0, 0) {
                 Ok(of_cpus) => drop(facts.egress_ips.insert(id, sum_of_egress_ip(&of_cpus))),
                 // No packet yet.
@@ -94,6 +96,14 @@ impl Meter {
         facts.entries = used.map(|(map, entries)| (map, u32::try_from(entries).unwrap_or_default())).into();
         facts.ports = inner.ports.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(facts)
+    }
+
+    /// The name of the interface that the policy's address is on.
+    fn interface_of(&self, id: EgressId) -> io::Result<Option<String>> {
+        let state = self.0.shared.state();
+        let Some(owned) = state.maps.owned.get(&id.0)? else { return Ok(None) };
+        let record = state.facts().interfaces.iter().find(|one| one.index == owned.ifindex);
+        Ok(record.map(|record| record.name.clone()))
     }
 
     /// Attachment and run statistics of each hook's program.

@@ -49,6 +49,8 @@ pub enum MetricLabels {
     EgressIp,
     /// The same in both directions.
     EgressIpDirection,
+    /// The same with its interface.
+    EgressIpInterface,
     /// One for each of the maps that fill with traffic or with the cluster.
     Map,
     /// One for each hook.
@@ -78,6 +80,7 @@ impl MetricLabels {
             Self::Verdict => &["class", "verdict"],
             Self::EgressIp => &["egress_ip", "egressip"],
             Self::EgressIpDirection => &["egress_ip", "egressip", "direction"],
+            Self::EgressIpInterface => &["egress_ip", "egressip", "interface"],
             Self::Map => &["map"],
             Self::Hook => &["hook"],
             Self::Answer => &["answer"],
@@ -94,7 +97,7 @@ impl MetricLabels {
         match self {
             Self::None => "one",
             Self::Verdict => "one for each verdict of [datapath.md](datapath.md), always all",
-            Self::EgressIp => "one for each egress IP that this node serves, 1000 at most",
+            Self::EgressIp | Self::EgressIpInterface => "one for each egress IP that this node serves, 1000 at most",
             Self::EgressIpDirection => "two for each egress IP that this node serves, 1000 at most",
             Self::Map => "one for each map",
             Self::Hook => "five",
@@ -178,6 +181,9 @@ metrics! {
         "Bytes by the verdict of their packets",
         "As for packets.";
 
+    EipInfo = "egress_agent_egress_ip_info", Gauge, EgressIpInterface, Agent,
+        "The interface that an egress IP of this node is on, as a label; always 1",
+        "";
     EipPackets = "egress_agent_egress_ip_packets", Counter, EgressIpDirection, Agent,
         "Packets of an egress IP on its gateway: `egress` to the world, `ingress` replies",
         "Packets go out and none come in: the network outside does not route the address back, or a firewall drops the replies.";

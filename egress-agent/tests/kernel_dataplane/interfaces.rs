@@ -234,6 +234,8 @@ fn nic_addresses_are_claimed_in_their_network() {
             dataplane.apply(&Action::Own(EgressId(id), address(text))).await.expect("own");
             assert_eq!((node.owned(id).ifindex, node.owned(id).mac, node.owned(id).mtu), (index, mac, 1400));
             let of = |lan| node.outside(|| output(&["ip", "neigh", "show", text, "dev", lan]));
+            let facts = dataplane.meter().expect("a meter").read([EgressId(id)].into_iter()).expect("read the maps");
+            assert_eq!(facts.interfaces, [(EgressId(id), "eth1".to_owned())].into(), "for the metrics");
             eventually("it is announced there", || of("lan1").contains(&mac_text(mac))).await;
             assert!(of("out0").contains("02:00:00:00:00:99"), "and not on the uplink: {}", of("out0"));
         }

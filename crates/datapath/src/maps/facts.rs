@@ -13,6 +13,8 @@ pub struct KernelFacts {
     pub lease_seconds: f64,
     pub verdicts: BTreeMap<Verdict, Count>,
     pub egress_ips: BTreeMap<EgressId, EipCount>,
+    /// The interface that each address is on.
+    pub interfaces: BTreeMap<EgressId, String>,
     /// Entries of the maps that fill with traffic.
     pub entries: BTreeMap<&'static str, u32>,
     /// Sizes of all maps.

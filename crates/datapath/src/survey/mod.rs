@@ -13,8 +13,8 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry,
-    PolicyEntry, PolicyEntryKey, Tuple, Usage,
+    Addr, Candidates, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned,
+    OwnedAddr, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Tuple, Usage,
 };
 use jiff::Timestamp;
 use nix::ifaddrs::getifaddrs;
@@ -115,7 +115,8 @@ fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
         count::<u32, Owned>(pins, "owned")?,
         count::<u32, HandoverEntry>(pins, "handovers")?,
         count::<Addr, NodeEntry>(pins, "nodes")?,
-        prefixes(pins)?,
+        trie::<Addr, ClusterPrefix>(pins, "cluster")?,
+        trie::<PolicyDestination, Candidates>(pins, "destinations")?,
     ];
     if is_swept {
         let usage: Usage = cell(pins, "usage")?;
@@ -154,12 +155,12 @@ fn count<K: Pod, V: Pod>(pins: &Pins, map: &str) -> io::Result<Fill> {
     Ok(Fill { map: map.to_owned(), entries, limit: hash.limit() })
 }
 
-fn prefixes(pins: &Pins) -> io::Result<Fill> {
-    let data = MapData::from_pin(pins.map("cluster")).map_err(map_io)?;
-    let trie = Trie::<Addr, ClusterPrefix>::new(data).map_err(map_io)?;
+fn trie<K: Pod, V: Pod>(pins: &Pins, map: &str) -> io::Result<Fill> {
+    let data = MapData::from_pin(pins.map(map)).map_err(map_io)?;
+    let trie = Trie::<K, V>::new(data).map_err(map_io)?;
     let mut entries = 0;
-    trie.for_each(|_: &Key<Addr>, _| entries += 1)?;
-    Ok(Fill { map: "cluster".to_owned(), entries, limit: trie.limit() })
+    trie.for_each(|_: &Key<K>, _| entries += 1)?;
+    Ok(Fill { map: map.to_owned(), entries, limit: trie.limit() })
 }
 
 /// Neighbour states of the kernel, by address.

@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 
 use crate::metrics::catalogue::{ALL, Id, MOST_EGRESS_IPS, MOST_NODES, Metric, MetricKind};
 use crate::metrics::meters::{NodeState, Probed};
-use crate::metrics::snapshot::Snapshot;
+use crate::metrics::snapshot::{ServedAddress, Snapshot};
 use egress_core::model::state::EgressId;
 use egress_core::plan::refusal::MAPS;
 use egress_datapath::maps::facts::Use;
@@ -111,6 +111,7 @@ fn series(metric: Id, snapshot: &Snapshot) -> Vec<Series> {
         Id::Packets => verdicts(snapshot, |count| count.packets),
         Id::Bytes => verdicts(snapshot, |count| count.bytes),
         Id::EipPackets => both_directions(snapshot, |c| (c.egress_packets, c.ingress_packets)),
+        Id::EipInfo => interfaces(snapshot),
         Id::EipBytes => both_directions(snapshot, |c| (c.egress_bytes, c.ingress_bytes)),
         Id::EipCreated => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.nat_entries))),
         Id::EipRefusals => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.refusals))),
@@ -198,19 +199,28 @@ fn verdicts(snapshot: &Snapshot, of: fn(&egress_common::abi::Count) -> u64) -> V
     Verdict::ALL.iter().map(one).collect()
 }
 
+/// The egress IPs that are shown.
+fn shown(snapshot: &Snapshot) -> impl Iterator<Item = (&EgressId, &ServedAddress)> {
+    snapshot.in_kernel().into_iter().flat_map(|in_kernel| &in_kernel.served).take(MOST_EGRESS_IPS)
+}
+
+fn labels(served: &ServedAddress) -> Vec<String> {
+    let policy = served.policy.as_ref().map(|(policy, _)| policy.name.clone());
+    vec![served.address.to_string(), policy.unwrap_or_default()]
+}
+
 /// One series for each egress IP that is shown.
 fn egress_ips(snapshot: &Snapshot, value: impl Fn(&EgressId) -> Option<Value>) -> Vec<Series> {
-    let served = snapshot.in_kernel().into_iter().flat_map(|in_kernel| &in_kernel.served).take(MOST_EGRESS_IPS);
-    let series = served.filter_map(|(id, served)| {
-        value(id).map(|value| {
-            (
-                vec![
-                    served.address.to_string(),
-                    served.policy.as_ref().map(|(policy, _)| policy.name.clone()).unwrap_or_default(),
-                ],
-                value,
-            )
-        })
+    shown(snapshot).filter_map(|(id, served)| Some((labels(served), value(id)?))).collect()
+}
+
+/// With the interface of each egress IP.
+fn interfaces(snapshot: &Snapshot) -> Vec<Series> {
+    let name = |id: &EgressId| snapshot.kernel.as_ref()?.interfaces.get(id).cloned();
+    let series = shown(snapshot).filter_map(|(id, served)| {
+        let mut labels = labels(served);
+        labels.push(name(id)?);
+        Some((labels, Value::Count(1)))
     });
     series.collect()
 }

@@ -64,6 +64,7 @@ fn everything(process: Process) -> Snapshot {
             lease_seconds: 30.5,
             verdicts: BTreeMap::from([dropped]),
             egress_ips: BTreeMap::from([(id, one), (EgressId(99), one)]),
+            interfaces: BTreeMap::from([(id, "eth1".to_owned())]),
             entries: BTreeMap::from([("nat", 8)]),
             limits: BTreeMap::from([("nat", 524_288), ("pods", 65_536)]),
             hooks: BTreeMap::from([
@@ -115,6 +116,7 @@ fn a_scrape_has_the_labels_and_values_of_the_snapshot() {
         r#"egress_agent_egress_ip_bytes_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo",direction="ingress"} 900"#,
         r#"egress_agent_egress_ip_refusals_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 2"#,
         r#"egress_agent_egress_ip_port_use_ratio{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 0.75"#,
+        r#"egress_agent_egress_ip_info{egress_ip="172.18.0.100",egressip="one\"\\\ntwo",interface="eth1"} 1"#,
         r#"egress_agent_map_entries{map="nat"} 8"#,
         r#"egress_agent_map_entries{map="pods"} 12"#,
         r#"egress_agent_entries_left_out{map="cluster"} 3"#,

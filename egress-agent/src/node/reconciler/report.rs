@@ -51,6 +51,7 @@ impl<E: Executor> Reconciler<E> {
         let entries = [
             ("pods", pods.len()),
             ("policy", policy.len()),
+            ("destinations", policy.values().map(|policy| policy.destinations.len()).sum()),
             ("owned", owned.len()),
             ("handovers", moving.len()),
             ("cluster", cluster.len()),
