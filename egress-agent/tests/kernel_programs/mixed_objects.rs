@@ -68,6 +68,9 @@ fn mixed_flows_wait_for_an_address_that_moves() {
         stage.put_candidates(SET, cast.world, None, Candidates::new(&[], &[2]).expect("one"));
         stage.drops(&FROM_POD, &to(cast, cast.world, 4000), Verdict::NoGateway);
         assert_eq!(stage.flows.iter().count(), 0);
+        // Its address is being exchanged.
+        stage.put_candidates(SET, cast.world, None, Candidates::new(&[], &[]).expect("none"));
+        stage.drops(&FROM_POD, &to(cast, cast.world, 4000), Verdict::NoGateway);
         // A slot that the entry does not have.
         stage.put_candidates(SET, cast.world, None, only(2));
         stage.drops(&FROM_POD, &to(cast, cast.world, 4000), Verdict::NoGateway);

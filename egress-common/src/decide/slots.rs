@@ -261,6 +261,7 @@ mod tests {
             ([10, 10, 0, 0], 16, uplink_only),
             ([10, 10, 10, 0], 24, further_only),
             ([10, 20, 0, 0], 16, Candidates::new(&[], &[3])),
+            ([10, 40, 0, 0], 16, Candidates::new(&[], &[])),
             ([10, 30, 0, 0], 16, Candidates::new(&[1, 2], &[3])),
         ];
         let entries = all.map(|(to, length, candidates)| {
@@ -294,6 +295,7 @@ mod tests {
             [Err(Verdict::NoGateway)],
             "its address waits, and the others lead elsewhere"
         );
+        assert_eq!(begun(5, "10.40.1.1"), [Err(Verdict::NoGateway)], "its address is not in the entry yet");
         assert_eq!(begun(5, "10.30.1.1"), [c, b], "equal ones");
         assert_eq!(begun(0, "10.10.10.1"), [c, a, b], "all lie in one network");
         assert_eq!(begun(6, "10.10.10.1"), [Err(Verdict::NoRoute)]);
