@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use egress_common::abi::{Cover, Family, PrefixKind};
 
+use super::prog_run::{FURTHER, UPLINK};
+
 pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 2);
 pub(super) const OTHER_NODE: Ipv4Addr = Ipv4Addr::new(172, 18, 0, 3);
 
@@ -13,6 +15,8 @@ pub(super) type NumberedEgressIp = (u32, IpAddr);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgAddresses {
     pub(super) family: Family,
+    /// The interface of the addresses that are served here.
+    pub(super) interface: u32,
     /// The node's own address.
     pub(super) node: IpAddr,
     /// Pods of this node: those of the local path first, those of the remote path from the second address on. The numbers of
@@ -42,6 +46,7 @@ const fn v6(a: u16, b: u16, c: u16, last: u16) -> IpAddr {
 
 pub(super) const V4: ProgAddresses = ProgAddresses {
     family: Family::V4,
+    interface: UPLINK,
     node: IpAddr::V4(NODE),
     local_pods: v4(10, 128, 0, 0),
     remote_pods: v4(10, 129, 0, 0),
@@ -62,6 +67,7 @@ pub(super) const V4: ProgAddresses = ProgAddresses {
 
 pub(super) const V6: ProgAddresses = ProgAddresses {
     family: Family::V6,
+    interface: UPLINK,
     node: v6(0xfd00, 0x172, 0x18, 2),
     local_pods: v6(0xfd00, 0x10, 0x128, 0),
     remote_pods: v6(0xfd00, 0x10, 0x129, 0),
@@ -81,6 +87,11 @@ pub(super) const V6: ProgAddresses = ProgAddresses {
 };
 
 impl ProgAddresses {
+    /// The same addresses, served on the further interface.
+    pub(super) const fn on_further(self) -> Self {
+        Self { interface: FURTHER, ..self }
+    }
+
     /// What an agent writes for a cluster of two nodes: network, length, kind, the node of a pod subnet.
     pub(super) fn prefixes(&self) -> Vec<(IpAddr, u8, PrefixKind, Option<Ipv4Addr>)> {
         let (own, other, address) = self.lengths;

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   breth0        172.18.0.2/16   the router 172.18.0.1 and the other node 172.18.0.3 have known link addresses
+//!   eth1          10.10.10.2/24   its router's link address is in the map `neighbours`
 //!   ovn-k8s-mp0   10.244.1.2/24   own pods 10.128.0.0/15 behind 10.244.1.1, likewise
 //!   and the same for IPv6, but that the other node is reached by IPv4
 //! ```
@@ -15,13 +16,17 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, BloomFilter, ClusterPrefix, Config, Count, Family, Lease, NodeEntry, NodePlace, Owned, PodEntry, PolicyEntry,
-    PolicyEntryKey, PolicySlot, PortRange, RIG_FRAME, Rig, Verdict, WhenEmpty,
+    Addr, BloomFilter, ClusterPrefix, Config, Count, Family, InterfaceAddresses, Lease, NeighbourEntry, NeighbourKey,
+    NodeEntry, NodePlace, Owned, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, RIG_FRAME, Rig,
+    RouteDestination, RouteEntry, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
 pub(super) const MGMT: u32 = 12;
 const OVERLAY: u32 = 13;
+pub(super) const FURTHER: u32 = 14;
+/// The router's link address on the further interface.
+const ROUTER2: [u8; 6] = [2, 0, 0, 0, 3, 1];
 pub(super) const TUNNEL_PORT: u16 = 4794;
 pub(super) const SECRET: [u8; 6] = [2, 1, 2, 3, 4, 5];
 
@@ -34,6 +39,11 @@ addr add 10.244.1.2/24 dev ovn-k8s-mp0
 addr add fd00:172:18::2/64 dev breth0 nodad
 addr add fd00:10:244:1::2/64 dev ovn-k8s-mp0 nodad
 link add egress0 index 13 type vxlan external dstport 4794 nolearning
+link add eth1 index 14 address 02:00:00:00:01:02 type veth peer name out1 index 24
+addr add 10.10.10.2/24 dev eth1
+addr add fd00:10:10::2/64 dev eth1 nodad
+link set eth1 up
+link set out1 up
 link set breth0 up
 link set egress0 up
 link set out0 up
@@ -204,10 +214,11 @@ fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
     ];
     put(product, "policy", policies)?;
     let mac = [2, 0, 0, 0, 1, 2];
-    let own = |(egress_id, address)| Owned::new(egress_id, addr(address), UPLINK, mac, 1500);
+    let own = |(egress_id, address)| Owned::new(egress_id, addr(address), of.interface, mac, 1500);
     put(product, "owned", [of.local, of.foreign].map(|object| (object.0, own(object))))?;
     let named = |object: (u32, _)| own(object).by_address(object.0);
     put(product, "owned_addr", [of.local, of.foreign].map(|object| (addr(object.1), named(object))))?;
+    further(product)?;
     let node = |at: IpAddr, place, endpoint: Ipv4Addr| (addr(at), NodeEntry::new(place, addr(endpoint)));
     let mut nodes =
         vec![node(NODE.into(), NodePlace::Own, NODE), node(OTHER_NODE.into(), NodePlace::Other, OTHER_NODE)];
@@ -220,6 +231,25 @@ fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
         let mapped = if net.is_ipv4() { 96 } else { 0 };
         let prefix = ClusterPrefix::new(kind, node.map_or(Addr::UNSPECIFIED, addr));
         api.insert(&Key::new(mapped + u32::from(length), addr(net)), prefix, 0)?;
+    }
+    Ok(())
+}
+
+/// The own addresses, routes and neighbours of the further interface.
+fn further(product: &mut Ebpf) -> Result<()> {
+    let text = |text: &str| -> Result<Addr> { Ok(addr(text.parse::<IpAddr>()?)) };
+    let own = InterfaceAddresses { v4: text("10.10.10.2")?, v6: text("fd00:10:10::2")? };
+    put(product, "interfaces", [(FURTHER, own)])?;
+    let gateways = [text("10.10.10.1")?, text("fd00:10:10::1")?];
+    let neighbours = gateways.map(|address| {
+        let key = NeighbourKey { ifindex: FURTHER, address };
+        (key, NeighbourEntry::new(&key, ROUTER2))
+    });
+    put(product, "neighbours", neighbours)?;
+    let mut routes: LpmTrie<MapData, RouteDestination, RouteEntry> = LpmTrie::try_from(take(product, "routes")?)?;
+    for (to, length, gateway) in [("0.0.0.0", 32 + 96, gateways[0]), ("::", 32, gateways[1])] {
+        let key = Key::new(length, RouteDestination { ifindex: FURTHER, to: text(to)? });
+        routes.insert(&key, RouteEntry::via(&[gateway], 0), 0)?;
     }
     Ok(())
 }

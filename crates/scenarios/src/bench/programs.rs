@@ -68,8 +68,10 @@ pub(super) fn measure(
 ) -> Result<()> {
     let sizes: &[u32] = if effort.quick { &[1_000] } else { &[1_000, 10_000, 100_000] };
     let v4 = sizes.iter().map(|pods| (V4, *pods, HEATS.as_slice()));
-    for (of, pods, heats) in v4.chain([(V6, 1_000, &HEATS[..1])]) {
-        let family = if of.family == Family::V6 { ", IPv6" } else { "" };
+    let further = [(V4.on_further(), 1_000, HEATS.as_slice()), (V6.on_further(), 1_000, &HEATS[..1])];
+    for (of, pods, heats) in v4.chain([(V6, 1_000, &HEATS[..1])]).chain(further) {
+        let on = if of.interface == UPLINK { "" } else { ", further interface" };
+        let family = format!("{on}{}", if of.family == Family::V6 { ", IPv6" } else { "" });
         say(&format!("programs with {pods} pods{family}"));
         let (object, rig, rounds, quick) = (paths.object(), paths.rig(), effort.rounds, effort.quick);
         let thread = thread::spawn(move || -> Result<Vec<Sampled>> {
@@ -310,8 +312,11 @@ fn cases(of: &ProgAddresses, pods: u32, flows: u32, stride: u32) -> Vec<ProgramC
     let hook = |program, ifindex, ingress_ifindex| BenchHook { program, ifindex, ingress_ifindex };
     let from_pod = hook("from_pod", MGMT, MGMT);
     let to_pod = hook("to_pod", MGMT, UPLINK);
-    let from_netdev = hook("from_netdev", UPLINK, UPLINK);
-    let to_netdev = hook("to_netdev", UPLINK, MGMT);
+    // The interface of the egress IPs, and the one that the overlay uses.
+    let from_netdev = hook("from_netdev", of.interface, of.interface);
+    let to_netdev = hook("to_netdev", of.interface, MGMT);
+    let from_uplink = hook("from_netdev", UPLINK, UPLINK);
+    let to_uplink = hook("to_netdev", UPLINK, MGMT);
     let inside = u32::try_from(OUTER).unwrap_or(0);
     let plan = |frame, side, at, first| plan(of, frame, side, at, first, FlowCounts { pods, flows, stride });
     let out = |from| BenchPacket { from, to: of.world, ports: (PORT, 80) };
@@ -347,7 +352,7 @@ fn cases(of: &ProgAddresses, pods: u32, flows: u32, stride: u32) -> Vec<ProgramC
         case(
             "to_netdev (overlay)",
             "remote",
-            to_netdev,
+            to_uplink,
             redirected(plan(own_overlay, FlowDirection::Out, inside, of.remote_pods)),
             Verdict::NotOurs,
             plain,
@@ -355,7 +360,7 @@ fn cases(of: &ProgAddresses, pods: u32, flows: u32, stride: u32) -> Vec<ProgramC
         case(
             "from_netdev (overlay)",
             "remote",
-            from_netdev,
+            from_uplink,
             plan(from_other(of.foreign.0, &out(of.foreign_pods)), FlowDirection::Out, inside, of.foreign_pods),
             Verdict::SnatForNode,
             Growth::Shrinks,
@@ -372,7 +377,7 @@ fn cases(of: &ProgAddresses, pods: u32, flows: u32, stride: u32) -> Vec<ProgramC
         case(
             "from_netdev (overlay reply)",
             "remote",
-            from_netdev,
+            from_uplink,
             plan(from_other(of.away.0, &back(of.remote_pods)), FlowDirection::BackToPod, inside, of.remote_pods),
             Verdict::ReplyDelivered,
             Growth::Shrinks,

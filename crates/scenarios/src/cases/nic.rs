@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use egress_lab::api_objects::EGRESS_NODES;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::topology::addresses::Dual;
+use egress_lab::topology::second::SECOND_BRIDGE;
 use egress_lab::{NicKind, SECOND_UPLINK, SecondNic};
 
 use crate::prelude::*;
@@ -20,6 +21,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         test("nic_no_packet_leaves_with_the_address_of_a_pod", no_pod_address_leaves),
         test("nic_mixed_objects_use_the_network_of_the_destination", mixed_objects),
         test("nic_that_cannot_send_moves_its_addresses_alone", moves_alone),
+        test("nic_that_changes_keeps_or_moves_its_address", changes),
         test("nic_needs_neither_forwarding_nor_the_best_route", routes_of_its_own),
     ]
 }
@@ -282,6 +284,63 @@ fn moves_alone(context: &LabContext) -> Result<()> {
         ensure!(cluster.holder("further")? == format!("node{}", numbers[1]), "it has moved back");
         std::mem::swap(&mut holder, &mut other);
     }
+    cluster.tear_down()
+}
+
+/// Another name, off the switch, a port of a bridge, other numbers.
+fn changes(context: &LabContext) -> Result<()> {
+    let cluster = start(context)?;
+    let captures = (Capture::start(&cluster.lab)?, Capture::on_second(&cluster.lab)?);
+    let Dual { v4, .. } = plan::second_egress_ip(1);
+    let [one, two, _] = cluster.lab.nodes() else { bail!("the lab has three nodes") };
+    cluster.assignable(1, true)?;
+    cluster.assign(&egress_ip("further", &[&v4.to_string()], &labels("house", "red"), &all()))?;
+    let served_by = |number: usize, interface: &str, limit: Duration| {
+        let node = format!("node{number}");
+        until_true(&format!("{node} serves the address on {interface}"), limit, || {
+            let object = cluster.api.get(&format!("{EGRESS_NODES}/{node}"))?.unwrap_or_default();
+            let interfaces = object["status"]["interfaces"].as_array().cloned().unwrap_or_default();
+            let is_usable = interfaces.iter().any(|record| record["name"] == interface && record["state"] == "Usable");
+            Ok(is_usable && cluster.holder("further")? == node)
+        })?;
+        let pods = NAMES.iter().map(|pod| cluster.pod(pod));
+        pods.into_iter()
+            .try_for_each(|pod| cluster.becomes(&pod?.netns, plan::SERVER2.v4.into(), Observed::Source(v4.into())))
+    };
+    served_by(1, SECOND_UPLINK, EFFECT)?;
+
+    println!("another name");
+    cluster.lab.rename_second(one, "nic9")?;
+    let by_name = seen(&cluster, NAMES[2], plan::SERVER2.v4.into())?;
+    ensure!(by_name == of_source(&[v4.into()]), "while it is renamed, the server sees {by_name:?}");
+    served_by(1, "nic9", EFFECT)?;
+    one.host.exec("ip", &["link", "set", "nic9", "name", SECOND_UPLINK])?;
+    served_by(1, SECOND_UPLINK, EFFECT)?;
+
+    println!("off the switch: it has its carrier, and no gateway answers");
+    cluster.assignable(2, true)?;
+    cluster.lab.set_second_port(one, false)?;
+    served_by(2, SECOND_UPLINK, MOVES)?;
+    cluster.lab.set_second_port(one, true)?;
+    usable(&cluster, 1)?;
+    served_by(2, SECOND_UPLINK, EFFECT)?;
+
+    println!("a port of a bridge, which has its addresses now");
+    cluster.lab.enslave_second(one)?;
+    let bridge = SECOND_BRIDGE.to_owned();
+    one.host.exec("ip", &["link", "set", &bridge, "up"])?;
+    cluster.assignable(2, false)?;
+    served_by(1, SECOND_BRIDGE, EFFECT)?;
+
+    println!("other numbers: it is in the address's network no more");
+    cluster.assignable(2, true)?;
+    cluster.assignable(1, false)?;
+    served_by(2, SECOND_UPLINK, EFFECT)?;
+    cluster.assignable(1, true)?;
+    cluster.lab.renumber_second(two)?;
+    served_by(1, SECOND_BRIDGE, MOVES)?;
+    captures.0.finish_clean()?;
+    captures.1.finish_clean()?;
     cluster.tear_down()
 }
 
