@@ -7,7 +7,7 @@
 use egress_common::abi::{Addr, Config, Direction, HandoverStage, NODE_MARK, Owned, Verdict, has_node_mark};
 use egress_common::decide::to_netdev::{Meta, ToNetdev, is_misdirected};
 use egress_common::decide::{self, Rewrite, Tables, from_netdev};
-use egress_common::wire::{ETH_LEN, Frame, Headers, L3, Plain, ethertype, ipv4, ipv6};
+use egress_common::wire::{ETH_LEN, Frame, Headers, L3, Plain, Quote, ethertype, ipv4, ipv6};
 
 use crate::maps::Maps;
 use crate::nat::snat_node;
@@ -66,18 +66,14 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     match decision {
         ToNetdev::Done(verdict) => Outcome::done(verdict),
         ToNetdev::Unmark => {
-            packet.set_mark(meta.mark & !NODE_MARK);
+            packet.set_mark(packet.mark() & !NODE_MARK);
             Outcome::done(Verdict::NodeSnatDone)
         }
         ToNetdev::NodeSnat => {
-            packet.set_mark(meta.mark & !NODE_MARK);
-            let verdict = match (snat_node(run, quote), found()) {
-                (Ok(()), Some(found)) => match rewrite(run, quote, &Rewrite::snat(&found.nat_entry)) {
-                    Ok(()) => Verdict::NodeSnat,
-                    Err(verdict) => verdict,
-                },
-                (Err(verdict), _) => verdict,
-                (Ok(()), None) => Verdict::BadState,
+            packet.set_mark(packet.mark() & !NODE_MARK);
+            let verdict = match snat_node(run, quote).and_then(|()| rewrite_found(run, quote)) {
+                Ok(()) => Verdict::NodeSnat,
+                Err(verdict) => verdict,
             };
             match verdict {
                 Verdict::PortTaken => icmp::reset_pod_from_uplink(run, buffer, route, verdict),
@@ -85,6 +81,13 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
             }
         }
     }
+}
+
+/// Writes the node's address by the NAT entry that [`snat_node`] has found. Out of line, because `to_netdev` has little stack.
+#[inline(never)]
+fn rewrite_found(run: &Run<'_>, quote: &Quote) -> Result<(), Verdict> {
+    let found = found().ok_or(Verdict::BadState)?;
+    rewrite(run, quote, &Rewrite::snat(&found.nat_entry))
 }
 
 const FORWARDED: u64 = 1 << 32;

@@ -165,7 +165,11 @@ fn begin<'t, T: Tables>(
     if !overwrite && !tables.has_quota(&headers.tuple.saddr, egress_id, QuotaKind::Flows) {
         return Err(Verdict::QuotaExceeded);
     }
-    let index = choose(&headers.tuple, tables, policy)?;
+    let index = match choose(&headers.tuple, tables, policy) {
+        NO_ROUTE => return Err(Verdict::NoRoute),
+        WAITS => return Err(Verdict::NoGateway),
+        index => index,
+    };
     if headers.l4 != L4::Tcp {
         // Outlives the flow: a late answer after a reset begins no inbound connection.
         tables.note_datagram(&headers.tuple);
@@ -189,15 +193,21 @@ fn begin<'t, T: Tables>(
     }
 }
 
-/// The index of the new flow's slot: one of those with the most specific route to its destination. Without a route the packet is
-/// dropped here, since no gateway could send it on.
-#[inline(always)]
-fn choose<T: Tables>(tuple: &Tuple, tables: &T, policy: &PolicyEntry) -> Result<u32, Verdict> {
-    let Some(set) = policy.destinations() else { return Ok(pick(tuple, 0, policy.count())) };
-    let candidates = tables.candidates(set, &tuple.daddr).ok_or(Verdict::NoRoute)?;
+/// No address has a route to the destination.
+const NO_ROUTE: u32 = u32::MAX;
+/// No node serves those that have one.
+const WAITS: u32 = u32::MAX - 1;
+
+/// The index of the new flow's slot, one of those with the most specific route to its destination; [`NO_ROUTE`] or [`WAITS`].
+///
+/// Out of line, and a number, since the caller's frame is part of the longest call chain.
+#[inline(never)]
+fn choose<T: Tables>(tuple: &Tuple, tables: &T, policy: &PolicyEntry) -> u32 {
+    let Some(set) = policy.destinations() else { return pick(tuple, 0, policy.count()) };
+    let Some(candidates) = tables.candidates(set, &tuple.daddr) else { return NO_ROUTE };
     let place = pick(tuple, 0, candidates.count());
     let index = u32::from(candidates.slots[(place & SLOT_MASK) as usize]);
-    if place < candidates.count() && index < policy.count() { Ok(index) } else { Err(Verdict::NoGateway) }
+    if place < candidates.count() && index < policy.count() { index } else { WAITS }
 }
 
 /// One of `count` by the flow's hash; zero of none. Another salt is another choice.

@@ -94,8 +94,9 @@ fn matches_a_foreign_nat_entry<T: Tables>(headers: &Headers, ifindex: u32, table
     may_be && tables.nat_peek(&snat::reverse_key(tuple, &tuple.saddr, tuple.sport())).is_some()
 }
 
-/// The address that packets marked 1008 get: the node's own on the interface that they leave by.
-#[inline(always)]
+/// The address that packets marked 1008 get: the node's own on the interface that they leave by. Out of line, because the
+/// caller's frame is part of the longest call chain.
+#[inline(never)]
 fn node_address<T: Tables>(ifindex: u32, family: Family, tables: &T, config: &Config) -> Addr {
     if ifindex == config.uplink_ifindex {
         return from_netdev::node_address(config, family);
