@@ -66,11 +66,11 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     match decision {
         ToNetdev::Done(verdict) => Outcome::done(verdict),
         ToNetdev::Unmark => {
-            packet.set_mark(packet.mark() & !NODE_MARK);
+            packet.set_mark(meta.mark & !NODE_MARK);
             Outcome::done(Verdict::NodeSnatDone)
         }
         ToNetdev::NodeSnat => {
-            packet.set_mark(packet.mark() & !NODE_MARK);
+            packet.set_mark(meta.mark & !NODE_MARK);
             let verdict = match snat_node(run, quote).and_then(|()| rewrite_found(run, quote)) {
                 Ok(()) => Verdict::NodeSnat,
                 Err(verdict) => verdict,

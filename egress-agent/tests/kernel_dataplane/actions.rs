@@ -190,8 +190,11 @@ fn mixed_policies_have_their_destinations() {
         let mut dataplane = node.start().await;
         assert_eq!(dataplane.observe().await.expect("observe").policy, wanted);
         assert_eq!(destinations(&node).iter().count(), 4);
+        let former = sets(&node);
         dataplane.apply(&Action::RemovePolicy(other.0, other.1)).await.expect("apply");
         assert_eq!(destinations(&node).iter().count(), 0);
+        dataplane.apply(&put(other, &mixed(0..3))).await.expect("apply");
+        assert!(sets(&node).is_disjoint(&former), "a program may still have the former entry");
     });
 }
 

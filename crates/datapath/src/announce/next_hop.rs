@@ -7,7 +7,7 @@
 //! The gateways of further egress interfaces are asked in the same way. Such an interface cannot send while no gateway of a
 //! family answers, and for a second after that, so that a flapping gateway moves its egress IPs once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -91,12 +91,9 @@ pub async fn watch_further(
         }
         let of_all = interfaces.values_mut().flat_map(|one| one.hops.iter_mut().map(|hop| hop.ask(one.mac, look)));
         futures::future::join_all(of_all).await;
-        let lost = interfaces.iter_mut().filter_map(|(index, one)| one.is_lost().then_some(*index)).collect();
-        further.lost.send_if_modified(|known| {
-            let is_news = *known != lost;
-            *known = lost;
-            is_news
-        });
+        let lost = interfaces.iter_mut().filter_map(|(index, one)| one.is_lost().then_some(*index));
+        let lost: BTreeSet<u32> = lost.collect();
+        further.lost.send_if_modified(|known| std::mem::replace(known, lost.clone()) != lost);
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep_until(look) => {}

@@ -19,6 +19,9 @@ use crate::maps::handles::Trie;
 pub struct DestinationSets {
     map: Trie<PolicyDestination, Candidates>,
     sets: BTreeMap<u32, BTreeSet<IpNet>>,
+    /// The last number given. None is given again soon, since an entry of `policy`, or a program's copy of it, may still name
+    /// a removed set.
+    last: u32,
 }
 
 impl DestinationSets {
@@ -30,7 +33,8 @@ impl DestinationSets {
             sets.entry(key.data().set).or_default().extend(convert::destination_net(key));
         })
         .map_err(|error| StartError::Object(format!("read map destinations: {error}")))?;
-        Ok(Self { map, sets })
+        let last = sets.last_key_value().map_or(0, |(last, _)| *last);
+        Ok(Self { map, sets, last })
     }
 
     pub fn limit(&self) -> u32 {
@@ -58,9 +62,11 @@ impl DestinationSets {
         if entries.is_empty() {
             return Ok(0);
         }
-        let after = self.sets.last_key_value().map_or(0, |(last, _)| *last);
-        let free = (1..=u32::MAX).find(|set| !self.sets.contains_key(set));
-        let set = after.checked_add(1).or(free).unwrap_or(u32::MAX);
+        let after = (self.last.wrapping_add(1)..=u32::MAX).chain(1..=u32::MAX);
+        let mut free = after.filter(|set| *set != 0 && !self.sets.contains_key(set));
+        // The map has fewer entries than there are numbers.
+        let set = free.next().ok_or(io::ErrorKind::StorageFull)?;
+        self.last = set;
         for (net, candidates) in entries {
             if let Err(error) = self.map.put(&convert::destination_key(set, net), candidates) {
                 // The error of the write is the cause; what cannot be removed either is removed at the next start.

@@ -72,15 +72,6 @@ pub struct State {
     probes: BTreeMap<IpAddr, Receiver<()>>,
 }
 
-/// Sends what differs from the last value.
-fn send_news<T: PartialEq>(to: &Sender<T>, value: T) {
-    to.send_if_modified(|known| {
-        let is_news = *known != value;
-        *known = value;
-        is_news
-    });
-}
-
 /// How long packets of unknown pods pass after the last report that pods are followed. Short, so that after a kill of the
 /// agent a selected pod has little time to start unseen.
 const PASS_FOR_SECS: u64 = 3;
@@ -390,11 +381,12 @@ impl State {
     pub fn note_gateways(&mut self) {
         let mut records = self.facts.interfaces.clone();
         interface::set_next_hops_lost(&mut records, &self.lost.borrow());
-        send_news(&self.gateways, self.facts.gateways());
-        send_news(&self.interfaces, records);
+        let gateways = self.facts.gateways();
+        self.gateways.send_if_modified(|known| std::mem::replace(known, gateways.clone()) != gateways);
+        self.interfaces.send_if_modified(|known| std::mem::replace(known, records.clone()) != records);
     }
 
-    /// Whom the watch of next hops asks, and where it says what is lost.
+    /// The gateways that the watch of next hops asks, and where it says what is lost.
     pub fn next_hops(&self) -> FurtherNextHops {
         FurtherNextHops { asked: self.gateways.subscribe(), lost: self.lost.clone() }
     }
