@@ -254,7 +254,7 @@ impl ClusterView {
     }
 
     /// Records them, and forgets those that a pod has again.
-    fn depart(&mut self, leaving: Vec<IpAddr>, touched: &mut BTreeSet<IpAddr>) {
+    pub(crate) fn depart(&mut self, leaving: Vec<IpAddr>, touched: &mut BTreeSet<IpAddr>) {
         let endpoints = self.pods.values().filter(|pod| pod.is_endpoint());
         let taken: BTreeSet<IpAddr> = match leaving.is_empty() && self.departed.is_empty() {
             true => BTreeSet::new(),

@@ -145,17 +145,24 @@ impl Selection {
 
 impl ClusterView {
     /// Records the pods that the kernel had selected. UIDs are kept, since a later pod with the same address is another
-    /// pod. Whether their policies had an address then is unknown: one that lists none had none.
+    /// pod. Whether their policies had an address then is unknown: one that lists none had none. An address that no pod
+    /// has is that of a pod that was deleted earlier, or while no agent ran.
     pub fn recall(&mut self, network: &PodAddressSpace, selected: &BTreeMap<IpAddr, PodState>) {
+        let mut departed = Vec::new();
         for (address, state) in selected {
             let PodState::Selected(id) = state else { continue };
-            if let Some((_, pod)) = network.holder(self, *address) {
-                let uid = pod.uid.clone();
-                let mut policies = self.policies.values().filter(|policy| policy.published.ids.contains(*id));
-                let had_address = policies.any(|policy| !policy.addresses().is_empty());
-                self.remembered.insert((uid, family_of(*address)), Remembered { id: *id, had_address });
+            match network.holder(self, *address) {
+                Some((_, pod)) => {
+                    let uid = pod.uid.clone();
+                    let mut policies = self.policies.values().filter(|policy| policy.published.ids.contains(*id));
+                    let had_address = policies.any(|policy| !policy.addresses().is_empty());
+                    self.remembered.insert((uid, family_of(*address)), Remembered { id: *id, had_address });
+                }
+                None => departed.push(*address),
             }
         }
+        // The caller compiles everything next.
+        self.depart(departed, &mut BTreeSet::new());
     }
 
     /// Records the selected pods of the whole view.

@@ -90,6 +90,9 @@ mutations! { AGENT,
     "ended-pod-passes", VIEW, ["plan::desired::"],
         "what waits in the sockets of a pod that has ended leaves with the node's address":
         "new.uid == pod.uid && new.is_endpoint()" => "new.uid == pod.uid";
+    "departed-forgotten-at-the-start", SELECTION, ["plan::desired::"],
+        "what a deleted pod still sends leaves with the node's address once an agent is started":
+        "None => departed.push(*address)," => "None => {}";
     "namesake-inherits", POLICY, ["plan::desired::"], "an object that is created again selects what its former one did":
         "if known.origin.uid != self.origin.uid {" => "if known.origin.key != self.origin.key {";
 

@@ -251,6 +251,26 @@ fn late_packets_of_a_departed_selected_pod_are_dropped() {
     assert_eq!(at(&mut compiler, 80), None);
 }
 
+/// Nor does a restart of the agent open it: the kernel has the addresses of pods that were deleted before and meanwhile.
+#[test]
+fn a_starting_agent_learns_departed_pods_from_the_kernel() {
+    let view = view(vec![policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], vec![("web", pod("10.244.1.10"))]);
+    let mut compiler = Compiler::new(settings());
+    compiler.apply(Change::Policies(Update::Replaced(view.policies)));
+    compiler.apply(Change::Namespaces(Update::Replaced(view.namespaces)));
+    compiler.apply(Change::Nodes(Update::Replaced(view.nodes)));
+    compiler.apply(Change::Pods(Update::Replaced(view.pods)));
+    let (served, parked) = (PodState::Selected(EgressId(1)), PodState::Selected(NOT_NUMBERED));
+    let kernel =
+        [("10.244.1.10", served), ("10.244.1.11", served), ("10.244.1.12", parked), ("10.244.1.13", PodState::Known)];
+    compiler.remember(&kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
+    let state = |compiler: &mut Compiler| compiler.compile().expect("the own node is known").0.pods.clone();
+    let expected = [("10.244.1.10", served), ("10.244.1.11", parked), ("10.244.1.12", parked)];
+    assert_eq!(state(&mut compiler), expected.into_iter().map(|(address, state)| (ip(address), state)).collect());
+    compiler.apply(Change::Pods(Update::Changed(key("next"), Pod { uid: "next".into(), ..pod("10.244.1.11") })));
+    assert_eq!(state(&mut compiler)[&ip("10.244.1.11")], served, "until another pod has the address");
+}
+
 #[test]
 fn a_foreign_status_makes_no_two_nodes_disagree() {
     // Two addresses of one policy on a node, an address of an older policy, and a node's own address.

@@ -168,15 +168,27 @@ impl Chaos {
         Ok(format!("toggled1 goes to {group}"))
     }
 
+    /// Half the time its node's agent is away while the pod is deleted, and has served again before it is made again.
     fn bear_again(&mut self) -> Result<String> {
+        let agent = self.cluster.agent(2)?;
+        let unnoticed = self.random.index(2) == 0 && agent.has_served()?;
+        if unnoticed {
+            agent.kill()?;
+        }
         let asked = SystemTime::now();
         self.cluster.api.delete(&self.cluster.pod_path("reborn2")?)?;
         self.say(asked, CallerKind::Reborn, Some(&[]));
+        if unnoticed {
+            let agent = self.cluster.agent(2)?;
+            agent.restart()?;
+            until_true("the new agent of node2 serves", EFFECT, || agent.has_served())?;
+        }
         std::thread::sleep(pause(&mut self.random));
         let asked = SystemTime::now();
         self.cluster.api.publish_pod(self.cluster.pod("reborn2")?)?;
         self.say(asked, CallerKind::Reborn, Some(&ips(self.pairs[0])));
-        Ok("reborn2 is deleted and made again".to_owned())
+        let away = if unnoticed { ", unnoticed by an agent," } else { "" };
+        Ok(format!("reborn2 is deleted{away} and made again"))
     }
 
     fn make_or_delete(&mut self) -> Result<String> {
