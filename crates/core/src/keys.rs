@@ -28,6 +28,14 @@ pub const POD_NETWORKS: &str = "k8s.ovn.org/pod-networks";
 /// Service (label): a proxy other than kube-proxy handles it.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
+/// Node (label): the prefix of those that say which EgressServices it hosts, before `<namespace>-<name>`. The value is empty.
+/// Written by the leader; load balancers announce by it.
+pub const EGRESS_SERVICE_PREFIX: &str = "egress-service.k8s.ovn.org/";
+/// Namespace (label): its name, set by the API server.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+/// EndpointSlice (label): the name of its Service.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
 /// EgressIP: the egress ID, decimal. Written by the leader.
 pub const EGRESS_ID: &str = "k8s.ovn.org/egressip-tunnel-id";
 /// EgressIP: the addresses of the object, canonical, sorted, joined by commas, if the leader has found that no node can

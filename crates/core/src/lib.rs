@@ -4,6 +4,7 @@
 pub mod allocation;
 pub mod desired_status;
 pub mod display_names;
+pub mod egress_service;
 pub mod keys;
 pub mod leader_election;
 pub mod model;

@@ -33,6 +33,12 @@ pub enum RequestError {
     Unanswered { what: &'static str },
 }
 
+impl RequestError {
+    fn is_not_found(&self) -> bool {
+        matches!(self, Self::Answered { source: Error::Api(status), .. } if status.code == 404)
+    }
+}
+
 /// How long to wait for answers.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestTimeouts {
@@ -111,7 +117,11 @@ impl AdminClient {
     pub async fn policies(&self, patience: RequestTimeouts) -> Result<Policies, RequestError> {
         let mut policies = Policies::new();
         for (kind, requests) in PolicyKind::ALL.into_iter().zip(&self.policies) {
-            let objects = all("list egress policies", requests, patience).await?;
+            let objects = match all("list egress policies", requests, patience).await {
+                // Before the first upgrade to a version with this kind.
+                Err(error) if kind == PolicyKind::EgressService && error.is_not_found() => continue,
+                objects => objects?,
+            };
             let read = objects.iter().map(|object| policy::api_of(kind).read(object));
             policies.extend(read.map(|policy| (policy.key().clone(), Arc::new(policy))));
         }

@@ -147,6 +147,40 @@ pub struct EgressServiceStatus {
     pub host: String,
 }
 
+/// EgressServiceAssignment is what the controller has made of an EgressService. It is named `<namespace>.<name>` after it,
+/// and the controller alone writes it.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "egress-agent.io",
+    version = "v1alpha1",
+    kind = "EgressServiceAssignment",
+    plural = "egressserviceassignments",
+    singular = "egressserviceassignment",
+    shortname = "esa",
+    status = "EgressIPStatus",
+    doc = "EgressServiceAssignment is what the controller has made of an EgressService. It is named after it, NAMESPACE.NAME, and the controller alone writes it.",
+    printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.egressIPs[*]"}"#,
+    printcolumn = r#"{"name":"Host","type":"string","jsonPath":".status.items[0].node"}"#,
+    printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressServiceAssignmentSpec {
+    /// The addresses of the Service's load balancer, the first of each family. One node serves all of them.
+    #[serde(rename = "egressIPs")]
+    #[schemars(schema_with = "addresses")]
+    pub egress_ips: Vec<String>,
+    /// Selects the Service's namespace.
+    #[schemars(schema_with = "label_selector")]
+    pub namespace_selector: LabelSelector,
+    /// Selects the pods that the Service selects.
+    #[schemars(schema_with = "label_selector")]
+    pub pod_selector: LabelSelector,
+    /// The nodes that may host it; without a list all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub nodes: Option<Vec<String>>,
+}
+
 /// EgressNode holds the facts that a node's agent publishes. It has the node's name, and only that node's agent writes it.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -293,6 +327,16 @@ pub fn egressip_resource() -> ApiResource {
     ApiResource::erase::<EgressIP>(&())
 }
 
+/// The kind EgressService, untyped.
+pub fn egress_service_resource() -> ApiResource {
+    ApiResource::erase::<EgressService>(&())
+}
+
+/// The kind EgressServiceAssignment, untyped.
+pub fn egress_service_assignment_resource() -> ApiResource {
+    ApiResource::erase::<EgressServiceAssignment>(&())
+}
+
 /// The kind EgressNode, untyped: one object that another version of the schema let through does not hide all others.
 pub fn egress_node_resource() -> ApiResource {
     ApiResource::erase::<EgressNode>(&())
@@ -316,6 +360,11 @@ fn egress_service_definition() -> CustomResourceDefinition {
         schema.required = None;
     }
     definition
+}
+
+/// The manifest, as committed in `deploy/base/egressserviceassignments.yaml`.
+pub fn assignment_manifest() -> Result<String, serde_yaml::Error> {
+    generated(&EgressServiceAssignment::crd())
 }
 
 /// The manifest, as committed in `deploy/base/egressnodes.yaml`.

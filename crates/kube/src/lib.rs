@@ -2,7 +2,8 @@
 //!
 //! - In: [`watches`] follows every kind that decisions depend on, [`convert`] turns objects into values of `egress_core::model`.
 //!   [`fresh_read`] reads past the watches.
-//! - Egress policies: [`policy`] reads them from the objects of each API, and writes their status.
+//! - Egress policies: [`policy`] reads them from the objects of each API, and writes their status. [`egress_service`] makes
+//!   some of these objects from EgressServices.
 //! - Out: [`ledger`] records hand-overs, [`node_facts`] and [`acknowledgements`] write the
 //!   EgressNode object ([`node_object`]), [`events`] publishes events.
 //! - Leader election: [`leader_election`] runs the loop around the Lease.
@@ -17,6 +18,7 @@ pub mod backoff;
 pub mod client;
 pub mod convert;
 pub mod crd;
+pub mod egress_service;
 pub mod error_text;
 pub mod events;
 pub mod fresh_read;

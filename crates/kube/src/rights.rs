@@ -30,6 +30,7 @@ const LEASE: &str = crate::leader_election::lease::LEASE_NAME;
 const SECRET: &str = crate::health_key::SECRET_NAME;
 const LEASES: &str = "leases.coordination.k8s.io";
 const EGRESS_NODES: &str = "egressnodes.egress-agent.io";
+const ASSIGNMENTS: &str = "egressserviceassignments.egress-agent.io";
 const WRITE_EGRESS_IP: &str = "policy/egress_ip/write.rs";
 const EVENTS: &[Right] = &[("events.events.k8s.io", CLUSTER, "", "create")];
 const READ_SECRET: &[Right] = &[("secrets", OWN, SECRET, "get")];
@@ -52,6 +53,8 @@ const REQUESTS: &[RightsUse] = &[
             ("pods", CLUSTER, "", "watch"),
             ("egressips.k8s.ovn.org", CLUSTER, "", "list"),
             ("egressips.k8s.ovn.org", CLUSTER, "", "watch"),
+            (ASSIGNMENTS, CLUSTER, "", "list"),
+            (ASSIGNMENTS, CLUSTER, "", "watch"),
             (EGRESS_NODES, CLUSTER, "", "list"),
             (EGRESS_NODES, CLUSTER, "", "watch"),
             ("configmaps", OWN, LEDGER, "list"),
@@ -62,6 +65,12 @@ const REQUESTS: &[RightsUse] = &[
             ("nodes", CLUSTER, "", "watch"),
             ("services", CLUSTER, "", "list"),
             ("services", CLUSTER, "", "watch"),
+            (ASSIGNMENTS, CLUSTER, "", "list"),
+            (ASSIGNMENTS, CLUSTER, "", "watch"),
+            ("egressservices.k8s.ovn.org", CLUSTER, "", "list"),
+            ("egressservices.k8s.ovn.org", CLUSTER, "", "watch"),
+            ("endpointslices.discovery.k8s.io", CLUSTER, "", "list"),
+            ("endpointslices.discovery.k8s.io", CLUSTER, "", "watch"),
             ("egressips.k8s.ovn.org", CLUSTER, "", "list"),
             ("egressips.k8s.ovn.org", CLUSTER, "", "watch"),
             (EGRESS_NODES, CLUSTER, "", "list"),
@@ -86,14 +95,40 @@ const REQUESTS: &[RightsUse] = &[
     ("admin.rs", "self.egress_nodes.get_opt(name)", 1, &[], &[]),
     ("admin.rs", "api.list(&page)", 1, &[], &[]),
     ("admin.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")], &[]),
-    ("fresh_read.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")], &[]),
-    (WRITE_EGRESS_IP, "self.api.patch(object.name(),", 1, &[], &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
+    (
+        "fresh_read.rs",
+        "api.get(&name)",
+        1,
+        &[("egressips.k8s.ovn.org", CLUSTER, "", "get"), (ASSIGNMENTS, CLUSTER, "", "get")],
+        &[],
+    ),
+    (
+        WRITE_EGRESS_IP,
+        "self.api.patch(object.name(),",
+        1,
+        &[],
+        &[("egressips.k8s.ovn.org", CLUSTER, "", "patch"), (ASSIGNMENTS, CLUSTER, "", "patch")],
+    ),
+    ("egress_service.rs", "api.create(&post_params(),", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "create")]),
+    ("egress_service.rs", "api.patch(name,", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "patch")]),
+    ("egress_service.rs", "assignments.delete(name,", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "delete")]),
+    (
+        "egress_service.rs",
+        "api.patch_status(&key.name,",
+        1,
+        &[],
+        &[("egressservices.k8s.ovn.org/status", CLUSTER, "", "patch")],
+    ),
+    ("egress_service.rs", "nodes.patch(node,", 1, &[], &[("nodes", CLUSTER, "", "patch")]),
     (
         WRITE_EGRESS_IP,
         "self.api.patch_status(object.name(),",
         1,
         &[],
-        &[("egressips.k8s.ovn.org/status", CLUSTER, "", "patch")],
+        &[
+            ("egressips.k8s.ovn.org/status", CLUSTER, "", "patch"),
+            ("egressserviceassignments.egress-agent.io/status", CLUSTER, "", "patch"),
+        ],
     ),
     ("leader_election/lease.rs", "self.api.get_opt(LEASE_NAME)", 1, READ_LEASE, READ_LEASE),
     ("leader_election/lease.rs", "self.api.replace(LEASE_NAME,", 1, &[], &[(LEASES, OWN, LEASE, "update")]),
@@ -207,7 +242,7 @@ fn every_request_of_the_sources_is_known() {
         assert_eq!(source(file).matches(text).count(), *times, "{file}: {text}");
         *by_file.entry(file).or_default() += times;
     }
-    let handles = ["api", "nodes", "objects"];
+    let handles = ["api", "assignments", "nodes", "objects"];
     let calls: Vec<String> =
         handles.iter().flat_map(|handle| VERBS.split('|').map(move |verb| format!("{handle}.{verb}("))).collect();
     let others = ["watcher(api", "metadata_watcher(", "reflector(", "client.request"];

@@ -198,7 +198,7 @@ fn apply_half<V>(known: &mut Option<BTreeMap<String, V>>, update: Update<String,
     }
 }
 
-fn config() -> watcher::Config {
+pub(crate) fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
@@ -220,7 +220,8 @@ fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, UnreadableL
     }
 }
 
-fn updates<T, K, V>(
+/// The changes of one kind of objects.
+pub(crate) fn updates<T, K, V>(
     (what, outages): (&'static str, ApiOutages),
     api: Api<T>,
     config: watcher::Config,
@@ -340,6 +341,8 @@ mod tests {
         let (key, early) = policy("a");
         let mut all = AllKinds::default();
         assert!(all.apply(kind, Update::Changed(key, early)).is_none(), "before the list");
+        let of_services = Update::Replaced(Policies::new());
+        assert!(all.apply(PolicyKind::EgressService, of_services).is_none(), "one of two kinds");
         let listed = all.apply(kind, Update::Replaced(Policies::from([policy("b")])));
         assert!(matches!(listed, Some(Update::Replaced(all)) if all.keys().eq([&PolicyKey::egress_ip("b")])));
         let (key, changed) = policy("c");

@@ -5,17 +5,19 @@ use std::collections::BTreeMap;
 use crate::metrics::meters::{ClusterMetrics, NodeState};
 use egress_core::allocation::Nodes;
 use egress_core::desired_status::ObjectStatus;
+use egress_core::model::policy::{EgressNodes, Policies};
 use egress_core::node_health::NodeHealth;
 use egress_core::status::conditions::ASSIGNED;
 
 /// The state of each egress node.
-pub(super) fn nodes(nodes: &Nodes, node_health: &NodeHealth) -> BTreeMap<String, NodeState> {
+pub(super) fn nodes(policies: &Policies, nodes: &Nodes, node_health: &NodeHealth) -> BTreeMap<String, NodeState> {
     let state = |name: &String| match () {
         () if node_health.unreachable.contains(name) => NodeState::Unreachable,
         () if node_health.absent.contains(name) => NodeState::AgentAway,
         () => NodeState::Answers,
     };
-    nodes.values().filter(|node| node.assignable).map(|node| (node.name.clone(), state(&node.name))).collect()
+    let egress_nodes = EgressNodes::of(policies.values().map(|policy| &**policy));
+    nodes.values().filter(|node| egress_nodes.has(node)).map(|node| (node.name.clone(), state(&node.name))).collect()
 }
 
 /// Counts over the desired status of all policies.
@@ -69,7 +71,7 @@ mod tests {
         let known: Nodes = [node("n1", true), node("n2", true), node("n3", true), node("n4", false)].into();
         let set = |name: &str| BTreeSet::from([name.to_owned()]);
         let node_health = NodeHealth { unreachable: set("n2"), absent: set("n3"), ..NodeHealth::default() };
-        let cluster = cluster(&statuses, nodes(&known, &node_health));
+        let cluster = cluster(&statuses, nodes(&Policies::new(), &known, &node_health));
         assert_eq!((cluster.assigned, cluster.unassigned), (3, 2));
         assert_eq!(cluster.objects, BTreeMap::from([("Assigned", 1), ("NoCapacity", 1), ("PartiallyAssigned", 1)]));
         let states = [("n1", NodeState::Answers), ("n2", NodeState::Unreachable), ("n3", NodeState::AgentAway)];

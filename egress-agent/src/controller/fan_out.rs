@@ -13,6 +13,7 @@ pub(super) struct Receivers {
     pub(super) reconciler: ChangeSender,
     pub(super) prober: ChangeSender,
     pub(super) leader_probe: ChangeSender,
+    pub(super) egress_services: ChangeSender,
     pub(super) endpoints: Endpoints,
     pub(super) synced_lists: SyncedLists,
     pub(super) synced: watch::Sender<bool>,
@@ -35,7 +36,11 @@ impl Receivers {
                 self.leader_probe.put(change.clone());
             }
             Change::Ledger(_) => self.prober.put(change.clone()),
-            Change::Policies(update) => self.synced_lists.objects |= matches!(update, Update::Replaced(_)),
+            Change::Policies(update) => {
+                self.synced_lists.objects |= matches!(update, Update::Replaced(_));
+                self.prober.put(change.clone());
+                self.egress_services.put(change.clone());
+            }
             Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}
         }
         self.reconciler.put(change);

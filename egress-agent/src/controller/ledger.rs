@@ -15,7 +15,7 @@ use egress_core::allocation::Nodes;
 use egress_core::leader_election::node_of;
 use egress_core::model::ledger::Ledger;
 use egress_core::model::node::Node;
-use egress_core::model::policy::{EgressPolicy, Policies, parse_egress_ip};
+use egress_core::model::policy::{EgressNodes, EgressPolicy, Policies, parse_egress_ip};
 use egress_core::node_health::NodeHealth;
 use egress_core::ownership::acknowledgements::{AcknowledgementReader, ReceivedAcknowledgements};
 use egress_core::ownership::endless_leases::{SoleHosts, endless_nodes};
@@ -180,8 +180,9 @@ impl LedgerWriter {
         let terms =
             LeaseDurations { lease: lease.effective(own.lease, now), programs: programs.effective(own.programs, now) };
         let former_leader = self.leadership.former();
+        let egress_nodes = EgressNodes::of(policies.values().map(|policy| &**policy));
         let is_probed =
-            |name: &str, node: &Node| node.assignable && node_of(&self.leader).is_none_or(|own| own != name);
+            |name: &str, node: &Node| egress_nodes.has(node) && node_of(&self.leader).is_none_or(|own| own != name);
         let others = nodes.iter().filter(|(name, node)| is_probed(name, node)).map(|(name, _)| name.as_str()).collect();
         let term_start = TermStart { since, former: former_leader.as_ref(), others: &others };
         let mut lease_expiries = self.suspicions.lease_expiries(node_health, terms, term_start);

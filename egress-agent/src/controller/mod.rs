@@ -7,9 +7,11 @@
 //! - [`ledger`]: the record of hand-overs, and the evidence of releases.
 //! - [`node_health`]: which egress nodes answer.
 //! - [`pod_counts`]: how many pods each object serves, and which agents are away.
+//! - `egress_services`: what becomes of EgressServices.
 //! - [`cluster_metrics`]: the cluster in numbers. Pure.
 
 pub mod cluster_metrics;
+mod egress_services;
 mod fan_out;
 pub mod ledger;
 pub mod node_health;

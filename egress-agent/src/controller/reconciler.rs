@@ -296,7 +296,7 @@ impl ControllerReconciler {
         let pod_counts = self.pod_counts.borrow_and_update().clone();
         let ledger_inputs = self.ledger.inputs(&policies, &nodes, &node_health, (since, now))?;
         let (draft, ledger_requeue_at) = (ledger_inputs.draft.clone(), ledger_inputs.requeue_at);
-        let node_states = cluster_metrics::nodes(&nodes, &node_health);
+        let node_states = cluster_metrics::nodes(&policies, &nodes, &node_health);
         let desired = self.compute_desired((policies, nodes), (node_health, pod_counts), ledger_inputs, now).await?;
         let DesiredStatuses { policies: statuses, mut record_changes, requeue_at } = desired;
         // A leader that was replaced early may still write statuses by open records, which must stay until it no longer can. Records of
@@ -467,7 +467,7 @@ impl ControllerReconciler {
         let why = |name: &str| {
             let node = nodes.as_ref().and_then(|nodes| nodes.get(name));
             let last_serving = node_health.last_serving.get(name).copied();
-            (MoveReason::of(node.map(Arc::as_ref), last_serving.is_some()), last_serving)
+            (MoveReason::of(node.map(Arc::as_ref), &policy.eligible_nodes, last_serving.is_some()), last_serving)
         };
         for moved in self.moves.record((&policy.published.items, items), why, Instant::now().into_std()) {
             moved.failover_duration.into_iter().for_each(|took| self.meters.failed_over(took));

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::change_queue::{self, ChangeReceiver, ChangeSender};
+use crate::controller::egress_services::EgressServiceTask;
 use crate::controller::fan_out::{Receivers, SyncedLists, fan_out};
 use crate::controller::node_health::leader_probe;
 use crate::controller::node_health::prober::{self, Overlay};
@@ -120,11 +121,12 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (to_reconciler, changes) = change_queue::inbox();
     let (to_prober, prober_changes) = change_queue::inbox();
     let (to_leader_probe, leader_probe_changes) = change_queue::inbox();
+    let (to_egress_services, egress_service_changes) = change_queue::inbox();
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&controller.node_name);
     let heartbeat = Heartbeat::default();
 
     let mut parts = Tasks::new(&controller.stop);
-    let receivers = controller.receivers((to_reconciler, to_prober, to_leader_probe), endpoints);
+    let receivers = controller.receivers((to_reconciler, to_prober, to_leader_probe, to_egress_services), endpoints);
     parts.spawn(Task::ApiWatches, controller.api_watches(receivers));
     parts.spawn(Task::EventWriter, delivery.run(controller.stop.clone()));
     parts.spawn(Task::LeaderElection, controller.leader_election(outputs, heartbeat.clone()));
@@ -144,6 +146,8 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     if let Some(health_page) = health_page {
         health_page.set_running(Running::Controller(controller.sources(&leadership, heartbeat)));
     }
+    let egress_services = controller.egress_services(events.clone(), leadership.clone());
+    parts.spawn(Task::EgressServices, egress_services.run(egress_service_changes, controller.stop.clone()));
     let reconciler = controller.reconciler(events, leadership, on_unassigned);
     parts.spawn(Task::Controller, reconciler.run(changes, controller.stop.clone()));
     parts.ended().await;
@@ -166,11 +170,12 @@ struct ControllerInputs {
 impl ControllerInputs {
     fn receivers(
         &self,
-        (reconciler, prober, leader_probe): (ChangeSender, ChangeSender, ChangeSender),
+        (reconciler, prober, leader_probe, egress_services): (ChangeSender, ChangeSender, ChangeSender, ChangeSender),
         endpoints: Endpoints,
     ) -> Receivers {
         let synced = self.topics.synced.clone();
-        Receivers { reconciler, prober, leader_probe, endpoints, synced_lists: SyncedLists::default(), synced }
+        let synced_lists = SyncedLists::default();
+        Receivers { reconciler, prober, leader_probe, egress_services, endpoints, synced_lists, synced }
     }
 
     fn api_watches(&self, receivers: Receivers) -> impl Future<Output = ()> + use<> {
@@ -187,6 +192,10 @@ impl ControllerInputs {
             .metered(self.probing.meters.clone())
             .counting(topics.nodes_to_ask.clone(), topics.pod_counts.subscribe())
             .with_unassigned(on_unassigned)
+    }
+
+    fn egress_services(&self, events: Events, leadership: Leadership) -> EgressServiceTask {
+        EgressServiceTask { client: self.client.clone(), outages: self.outages.clone(), events, leadership }
     }
 
     fn leader_election(&self, outputs: ElectionOutputs, heartbeat: Heartbeat) -> impl Future<Output = ()> + use<> {

@@ -47,6 +47,11 @@ fn files() -> Vec<Generated> {
             text: |built| from_agent(built, "egress-services"),
         },
         Generated {
+            path: "deploy/base/egressserviceassignments.yaml",
+            place: TextPlace::Whole,
+            text: |built| from_agent(built, "egress-service-assignments"),
+        },
+        Generated {
             path: "deploy/base/egressnodes.yaml",
             place: TextPlace::Whole,
             text: |built| from_agent(built, "egress-nodes"),

@@ -24,7 +24,7 @@ impl<'a> Claimants<'a> {
         let (mut serving, mut away) = (HashMap::with_capacity(claims.len()), Vec::new());
         for (rank, claim) in claims.iter().enumerate() {
             for (address, node) in claim.items.iter().filter(|(address, _)| claim.lists(address)) {
-                if hosts.index(node).is_some_and(|node| hosts.can_host(node, *address)) {
+                if hosts.index(node).is_some_and(|node| hosts.can_host(node, claim.policy, *address)) {
                     serving.entry(*address).or_insert(rank);
                 } else {
                     away.push((*address, rank));

@@ -43,9 +43,11 @@ pub fn stays(policies: &Policies, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr,
 }
 
 fn why(address: IpAddr, policy: &EgressPolicy, nodes: &Nodes, node: &str) -> String {
-    let others = nodes.iter().filter(|(name, other)| *name != node && other.assignable && other.may_host(address));
+    let might_host = |other: &Node| policy.eligible_nodes.might_host(other, address);
+    let others = nodes.iter().filter(|(name, other)| *name != node && might_host(other));
     let obstacles: Vec<String> = others.map(|(name, other)| obstacle(name, other, policy, address)).collect();
     match obstacles.is_empty() {
+        true if policy.eligible_nodes.is_one() => "the object allows no other node".to_owned(),
         true => format!("no other node with the label {} has a network for it", keys::ASSIGNABLE),
         false => obstacles.join(", "),
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use egress_common::abi::MAX_EGRESS_ID;
 
-use crate::model::policy::{Policies, PolicyKey};
+use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
 use crate::model::state::{EgressId, EgressIds};
 use crate::selection::{by_rank, egress_ids};
 
@@ -37,7 +37,8 @@ impl EgressIdAllocator {
         }
     }
 
-    /// The current or new IDs of each policy. A new one is for both families.
+    /// The current or new IDs of each policy. A new one is for both families, except where both have addresses on one
+    /// node, which owns one address of an ID.
     pub fn allocate(&mut self, policies: &Policies) -> BTreeMap<PolicyKey, EgressIds> {
         self.observe(policies);
         let mut numbers = egress_ids(policies);
@@ -45,20 +46,27 @@ impl EgressIdAllocator {
         let mut used = given.clone();
         used.extend(self.remembered.values().flat_map(EgressIds::all));
         for policy in by_rank(policies.values()) {
-            if numbers.contains_key(policy.key()) {
+            if numbers.get(policy.key()).is_some_and(|ids| is_complete(policy, ids)) {
                 continue;
             }
             let own = self.remembered.get(&policy.origin.uid).copied();
-            let own = own.filter(|ids| ids.all().all(|id| !given.contains(&id)));
-            let Some(ids) = own.or_else(|| self.next(&used).map(EgressIds::both)) else {
-                continue;
-            };
+            let own = own.filter(|ids| is_complete(policy, ids) && ids.all().all(|id| !given.contains(&id)));
+            let Some(ids) = own.or_else(|| self.new_ids(policy, &used)) else { continue };
             used.extend(ids.all());
             given.extend(ids.all());
             self.remembered.insert(policy.origin.uid.clone(), ids);
             numbers.insert(policy.key().clone(), ids);
         }
         numbers
+    }
+
+    fn new_ids(&mut self, policy: &EgressPolicy, used: &BTreeSet<EgressId>) -> Option<EgressIds> {
+        let first = self.next(used)?;
+        if !policy.eligible_nodes.is_one() {
+            return Some(EgressIds::both(first));
+        }
+        let second = self.next(&used.iter().copied().chain([first]).collect())?;
+        Some(EgressIds::new(Some(first), Some(second)))
     }
 
     fn next(&mut self, used: &BTreeSet<EgressId>) -> Option<EgressId> {
@@ -80,12 +88,17 @@ impl EgressIdAllocator {
     }
 }
 
+/// Whether the IDs are as many as the policy needs.
+fn is_complete(policy: &EgressPolicy, ids: &EgressIds) -> bool {
+    !policy.eligible_nodes.is_one() || ids.all().count() == 2
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::policy::{EgressPolicy, Published};
+    use crate::model::policy::{EligibleNodes, Published};
     use crate::model::samples::{key, origin};
 
     const fn both(id: u32) -> EgressIds {
@@ -106,6 +119,22 @@ mod tests {
         assert_eq!((numbers[&key("a")], numbers[&key("b")]), (both(1), both(2)));
         let another = Policies::from([policy("a", 1, Some(1)), policy("c", 3, None)]);
         assert_eq!(numbering.allocate(&another)[&key("c")], both(3));
+    }
+
+    #[test]
+    fn addresses_of_both_families_on_one_node_have_two_ids() {
+        let mut numbering = EgressIdAllocator::default();
+        let (key, mut shared) = policy("s", 1, None);
+        Arc::make_mut(&mut shared).eligible_nodes = EligibleNodes::One(None);
+        let ids = |first, second| EgressIds::new(Some(EgressId(first)), Some(EgressId(second)));
+        let policies = Policies::from([(key.clone(), shared.clone()), policy("a", 2, None)]);
+        let numbers = numbering.allocate(&policies);
+        assert_eq!((numbers[&key], numbers[&PolicyKey::egress_ip("a")]), (ids(1, 2), both(3)));
+        Arc::make_mut(&mut shared).published.ids = both(1);
+        let policies = Policies::from([(key.clone(), shared.clone())]);
+        assert_eq!(EgressIdAllocator::default().allocate(&policies)[&key].all().count(), 2, "one is too few");
+        Arc::make_mut(&mut shared).published.ids = ids(7, 8);
+        assert_eq!(numbering.allocate(&Policies::from([(key.clone(), shared)]))[&key], ids(7, 8));
     }
 
     #[test]

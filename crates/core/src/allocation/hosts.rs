@@ -1,7 +1,7 @@
 //! Which nodes could take an address.
 //!
-//! - A node takes part if it has the label, is ready, answers, and has published its networks. An address goes to a
-//!   node whose primary network contains it. If it belongs to another interface of some node that hosts it there, only
+//! - A node takes part if it has the label, or a policy names its nodes otherwise and this one is among them; if it is
+//!   ready, answers, and has published its networks. An address goes to a node whose primary network contains it. If it belongs to another interface of some node that hosts it there, only
 //!   such nodes can take it, as in OVN-Kubernetes.
 //! - A node whose agent is away keeps its addresses and takes no new ones. Neither does a drained node, whose addresses
 //!   move to others as far as these can take them. The same holds for the addresses of one interface that cannot send.
@@ -15,6 +15,7 @@ use ipnet::IpNet;
 
 use crate::allocation::AssignmentInputs;
 use crate::model::node::Node;
+use crate::model::policy::{EgressNodes, EgressPolicy, EligibleNodes};
 
 /// Index of a node among those that take part.
 pub(super) type NodeIndex = usize;
@@ -45,12 +46,15 @@ pub(super) struct Hosts<'a> {
     pub(super) classes: Vec<AddressClass>,
     /// By the networks that contain the address.
     class_by_networks: BTreeMap<Vec<IpNet>, ClassIndex>,
+    /// By the named nodes.
+    class_by_names: BTreeMap<Option<&'a BTreeSet<String>>, ClassIndex>,
 }
 
 impl<'a> Hosts<'a> {
     pub(super) fn new(inputs: &AssignmentInputs<'a>) -> Self {
+        let egress_nodes = EgressNodes::of(inputs.policies.values().map(|policy| &**policy));
         let is_eligible = |(name, node): &(&'a str, &'a Node)| {
-            node.assignable && node.ready && node.has_published_networks() && !inputs.unreachable.contains(*name)
+            egress_nodes.has(node) && node.ready && node.has_published_networks() && !inputs.unreachable.contains(*name)
         };
         let all = inputs.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
         let nodes: Vec<_> = all.filter(is_eligible).collect();
@@ -75,6 +79,7 @@ impl<'a> Hosts<'a> {
             networks,
             classes: Vec::new(),
             class_by_networks: BTreeMap::new(),
+            class_by_names: BTreeMap::new(),
         }
     }
 
@@ -83,8 +88,13 @@ impl<'a> Hosts<'a> {
     }
 
     /// Whether this node can carry the address, even if others are preferred.
-    pub(super) fn can_host(&self, node: NodeIndex, address: IpAddr) -> bool {
-        self.nodes[node].1.hosts(address)
+    pub(super) fn can_host(&self, node: NodeIndex, policy: &EgressPolicy, address: IpAddr) -> bool {
+        policy.eligible_nodes.can_host(self.nodes[node].1, address)
+    }
+
+    /// How many nodes have the label.
+    pub(super) fn labelled(&self) -> usize {
+        self.nodes.iter().filter(|(_, node)| node.assignable).count()
     }
 
     /// Whether the address is to move to another node if one can take it.
@@ -101,14 +111,34 @@ impl<'a> Hosts<'a> {
         !self.impaired.contains(&node) || self.nodes[node].1.impairment(address).is_none()
     }
 
-    /// The class of an address.
-    pub(super) fn class(&mut self, address: IpAddr) -> ClassIndex {
+    /// The class of an address of the policy.
+    pub(super) fn class(&mut self, policy: &'a EgressPolicy, address: IpAddr) -> ClassIndex {
+        match &policy.eligible_nodes {
+            EligibleNodes::Labelled => self.class_of_labelled(address),
+            EligibleNodes::One(names) => self.class_of_named(names.as_ref()),
+        }
+    }
+
+    fn class_of_named(&mut self, names: Option<&'a BTreeSet<String>>) -> ClassIndex {
+        if let Some(class) = self.class_by_names.get(&names) {
+            return *class;
+        }
+        let is_named = |name: &str| names.is_none_or(|names| names.contains(name));
+        let all = self.nodes.iter().enumerate().filter(|(_, (name, _))| is_named(name)).map(|(index, _)| index);
+        let nodes = all.filter(|node| !self.takes_no_new.contains(node)).collect();
+        self.classes.push(AddressClass { nodes });
+        let class = self.classes.len() - 1;
+        self.class_by_names.insert(names, class);
+        class
+    }
+
+    fn class_of_labelled(&mut self, address: IpAddr) -> ClassIndex {
         let key = self.networks.containing(address);
         if let Some(class) = self.class_by_networks.get(&key) {
             return *class;
         }
         let mut nodes = self.networks.nodes(&key);
-        nodes.retain(|node| self.can_host(*node, address));
+        nodes.retain(|node| EligibleNodes::Labelled.can_host(self.nodes[*node].1, address));
         let is_other = |node: &NodeIndex| self.nodes[*node].1.other_interface(address).is_some();
         if nodes.iter().any(is_other) {
             nodes.retain(is_other);

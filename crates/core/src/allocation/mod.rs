@@ -5,6 +5,7 @@
 //! 2. Assigned addresses that are still valid stay where they are.
 //! 3. [`hosts`]: which nodes could take each of the others; [`matching`], with [`search`]: as many as possible are
 //!    placed, older policies first, as evenly as possible. A node never holds two addresses of one policy.
+//!    Where a policy's addresses share one node ([`crate::model::policy::EligibleNodes::One`]), the first stands for all of them.
 //! 4. Addresses of drained nodes move to others, as far as these can take them after that.
 //! 5. [`object_assignment`]: the status of each entry, and the desired items of the status.
 
@@ -32,7 +33,7 @@ use egress_common::abi::MAX_SLOTS;
 
 use crate::model::ledger::HandOver;
 use crate::model::node::Node;
-use crate::model::policy::{EgressPolicy, EligibleNodes, Item, Policies, PolicyKey, parse_egress_ip};
+use crate::model::policy::{EgressPolicy, Item, Policies, PolicyKey, parse_egress_ip};
 use crate::model::reserved::{ClusterNetworks, Reservations};
 use crate::model::services::Services;
 use crate::selection::by_rank;
@@ -101,8 +102,6 @@ struct Claim<'a> {
 
 impl<'a> Claim<'a> {
     fn of(policy: &'a EgressPolicy) -> Self {
-        // `Hosts` are all of these, for every policy.
-        let EligibleNodes::Labelled = policy.eligible_nodes;
         let mut entries = Vec::with_capacity(policy.listed.len());
         for text in &policy.listed {
             let address = parse_egress_ip(text);
@@ -127,6 +126,11 @@ impl<'a> Claim<'a> {
 
     fn lists(&self, address: &IpAddr) -> bool {
         self.addresses.binary_search(address).is_ok()
+    }
+
+    /// Whether all its addresses share one node.
+    fn is_one(&self) -> bool {
+        self.policy.eligible_nodes.is_one()
     }
 }
 
@@ -159,7 +163,7 @@ pub fn assign(inputs: &AssignmentInputs<'_>) -> Assignment {
             continue;
         }
         let outcomes = object_assignment::object_assignments(inputs, claims, &mut hosts, &claimants, &places);
-        return Assignment { policies: outcomes, eligible: hosts.nodes.len() };
+        return Assignment { policies: outcomes, eligible: hosts.labelled() };
     }
 }
 
@@ -171,7 +175,9 @@ fn reservations(inputs: &AssignmentInputs<'_>, claims: &[Claim<'_>]) -> Reservat
     if !services.is_empty() {
         let shown: BTreeSet<IpAddr> =
             claims.iter().flat_map(|claim| &claim.items).map(|(address, _)| *address).collect();
-        services.retain(|address| !shown.contains(address));
+        let shares = |claim: &&Claim<'_>| claim.policy.key().kind.shares_addresses();
+        let shared: BTreeSet<IpAddr> = claims.iter().filter(shares).flat_map(|claim| claim.addresses.clone()).collect();
+        services.retain(|address| !shown.contains(address) && !shared.contains(address));
     }
     let nodes = inputs.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
     Reservations::new(nodes, inputs.networks, services, None)
@@ -195,8 +201,8 @@ fn release_unplaced(claims: &mut [Claim<'_>], claimants: &Claimants<'_>, places:
 /// The nodes of a policy's addresses.
 type Placement = BTreeMap<IpAddr, NodeIndex>;
 
-/// Assigned addresses that stay. Of two addresses on one node the first stays, which is the one that agents serve.
-/// Addresses being handed over come after these.
+/// Assigned addresses that stay. Of two addresses on one node the first stays, which is the one that agents serve; of
+/// addresses that share a node those on the node of the first. Addresses being handed over come after these.
 fn kept(
     (rank, claim): (usize, &Claim<'_>),
     hand_overs: &BTreeMap<IpAddr, HandOver>,
@@ -211,13 +217,15 @@ fn kept(
         let to = hand_overs.get(address).and_then(|hand_over| hosts.index(hand_over.to.as_deref()?));
         let is_leaving = |node| hosts.is_leaving(node, *address);
         hosts.index(node).is_some_and(is_leaving)
-            && to.is_some_and(|to| !is_leaving(to) && hosts.can_host(to, *address))
+            && to.is_some_and(|to| !is_leaving(to) && hosts.can_host(to, claim.policy, *address))
     };
     let shown = claim.items.iter().copied().filter(|item| !is_given_away(item));
     for (address, node) in shown.chain(being_handed_over) {
         let is_own = claim.lists(&address) && claimants.policy_of(address) == Some(rank);
-        let node = hosts.index(node).filter(|node| is_own && hosts.can_host(*node, address));
-        if let Some(node) = node.filter(|node| !places.contains_key(&address) && !used.contains(node)) {
+        let node = hosts.index(node).filter(|node| is_own && hosts.can_host(*node, claim.policy, address));
+        let is_free =
+            |node: &NodeIndex| if claim.is_one() { used.iter().all(|used| used == node) } else { !used.contains(node) };
+        if let Some(node) = node.filter(|node| !places.contains_key(&address) && is_free(node)) {
             places.insert(address, node);
             used.insert(node);
         }
@@ -225,19 +233,26 @@ fn kept(
     places
 }
 
-fn place_others(
+fn place_others<'a>(
     inputs: &AssignmentInputs<'_>,
-    claims: &[Claim<'_>],
-    (hosts, claimants): (&mut Hosts<'_>, &Claimants<'_>),
+    claims: &[Claim<'a>],
+    (hosts, claimants): (&mut Hosts<'a>, &Claimants<'_>),
     places: &mut [Placement],
 ) {
     let mut pending = Vec::new();
     for (rank, claim) in claims.iter().enumerate() {
         let is_pending = |a: &&IpAddr| claimants.policy_of(**a) == Some(rank) && !places[rank].contains_key(*a);
-        pending.extend(claim.addresses.iter().filter(is_pending).map(|address| (rank, *address)));
+        let all: Vec<IpAddr> = claim.addresses.iter().filter(is_pending).copied().collect();
+        let together = places[rank].values().next().copied().filter(|_| claim.is_one());
+        match together {
+            Some(node) => places[rank].extend(all.into_iter().map(|address| (address, node))),
+            None => {
+                pending.extend(all.into_iter().take(if claim.is_one() { 1 } else { usize::MAX }).map(|a| (rank, a)))
+            }
+        }
     }
     let last = former_nodes(claims, inputs.hand_overs, hosts, &pending);
-    let classes: Vec<_> = pending.iter().map(|(_, address)| hosts.class(*address)).collect();
+    let classes: Vec<_> = pending.iter().map(|(rank, address)| hosts.class(claims[*rank].policy, *address)).collect();
     let capacity = |node: &Node| node.cloud.as_ref().map(|cloud| cloud.capacity).unwrap_or_default();
     let loads = hosts.nodes.iter().map(|(name, node)| NodeLoad::new(name, capacity(node))).collect();
     let mut matching = Matching::new(loads, claims.len(), &hosts.classes);
@@ -251,16 +266,20 @@ fn place_others(
     for unit in &matching.units {
         if let Some(node) = unit.node {
             places[unit.policy].insert(unit.address, node);
+            let claim = &claims[unit.policy];
+            let others =
+                claim.addresses.iter().filter(|a| claim.is_one() && claimants.policy_of(**a) == Some(unit.policy));
+            places[unit.policy].extend(others.map(|address| (*address, node)));
         }
     }
 }
 
 /// Moves addresses from drained nodes and from interfaces that cannot send. An address that no other node can take stays: a
 /// drained node serves better than none, and an interface may work again.
-fn move_off(
+fn move_off<'a>(
     inputs: &AssignmentInputs<'_>,
-    claims: &[Claim<'_>],
-    (hosts, claimants): (&mut Hosts<'_>, &Claimants<'_>),
+    claims: &[Claim<'a>],
+    (hosts, claimants): (&mut Hosts<'a>, &Claimants<'_>),
     places: &mut [Placement],
 ) {
     let mut leaving: Vec<Placement> = Vec::with_capacity(places.len());

@@ -181,7 +181,8 @@ impl EntryStatuses<'_, '_> {
                 node: self.node(claimant, address),
             };
         }
-        let class = self.hosts.class(address);
+        let policy = self.claims[rank].policy;
+        let class = self.hosts.class(policy, address);
         let used: BTreeSet<_> = self.placements[rank].values().collect();
         let candidates = &self.hosts.classes[class].nodes;
         if !candidates.is_empty() && !self.claims[rank].lists(&address) {
@@ -193,7 +194,7 @@ impl EntryStatuses<'_, '_> {
         if !candidates.is_empty() {
             return EntryStatus::NodesInUse;
         }
-        let waiting = || self.inputs.nodes.iter().filter(|(_, node)| node.assignable && node.may_host(address));
+        let waiting = || self.inputs.nodes.iter().filter(|(_, node)| policy.eligible_nodes.might_host(node, address));
         match waiting().find(|(_, node)| !node.drained).or_else(|| waiting().next()) {
             None => EntryStatus::NoNode,
             Some((name, node)) if node.drained => EntryStatus::Drained { node: name.clone() },

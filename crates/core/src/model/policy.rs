@@ -11,6 +11,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::model::node::Node;
 use crate::model::selector::Selector;
 
 use crate::model::state::{EgressIds, Family, family_of};
@@ -64,17 +65,20 @@ impl Conditions {
 /// The API that a policy was written in. The order is the precedence between policies of different kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PolicyKind {
+    /// `egress-agent.io/v1alpha1` EgressServiceAssignment: what the controller has made of an EgressService.
+    EgressService,
     /// `k8s.ovn.org/v1` EgressIP.
     EgressIp,
 }
 
 impl PolicyKind {
     /// In the order of the variants.
-    pub const ALL: [Self; 1] = [Self::EgressIp];
+    pub const ALL: [Self; 2] = [Self::EgressService, Self::EgressIp];
 
     /// The kind as in Kubernetes objects.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::EgressService => "EgressServiceAssignment",
             Self::EgressIp => "EgressIP",
         }
     }
@@ -82,6 +86,7 @@ impl PolicyKind {
     /// The field that lists the addresses.
     pub const fn addresses_field(self) -> &'static str {
         match self {
+            Self::EgressService => "spec.addresses",
             Self::EgressIp => "spec.egressIPs",
         }
     }
@@ -90,6 +95,7 @@ impl PolicyKind {
     /// [`KernelState::shared`](crate::model::state::KernelState::shared).
     pub const fn shares_addresses(self) -> bool {
         match self {
+            Self::EgressService => true,
             Self::EgressIp => false,
         }
     }
@@ -148,11 +154,68 @@ pub enum Destinations {
 }
 
 /// The nodes that may host the addresses of a policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EligibleNodes {
-    /// Every node with the label [`crate::keys::ASSIGNABLE`] and a network that contains the address.
+    /// Every node with the label [`crate::keys::ASSIGNABLE`] and a network that contains the address. Each address has
+    /// a node of its own.
     #[default]
     Labelled,
+    /// One of these nodes, or of all, for all addresses together: whatever their networks are, since something else
+    /// makes the addresses lead to the node.
+    One(Option<BTreeSet<String>>),
+}
+
+impl EligibleNodes {
+    /// Whether all addresses of the policy share one node.
+    pub const fn is_one(&self) -> bool {
+        matches!(self, Self::One(_))
+    }
+
+    /// Whether the node is among them, apart from its networks.
+    pub fn has(&self, node: &Node) -> bool {
+        match self {
+            Self::Labelled => node.assignable,
+            Self::One(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
+        }
+    }
+
+    /// Whether the node can host the address.
+    pub fn can_host(&self, node: &Node, address: IpAddr) -> bool {
+        self.has(node) && (self.is_one() || node.hosts(address))
+    }
+
+    /// As [`Self::can_host`], where a node with unknown networks might.
+    pub fn might_host(&self, node: &Node, address: IpAddr) -> bool {
+        self.has(node) && (self.is_one() || node.may_host(address))
+    }
+}
+
+/// Which nodes take part in serving egress policies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EgressNodes {
+    /// A policy allows every node.
+    all: bool,
+    /// The nodes that policies name.
+    named: BTreeSet<String>,
+}
+
+impl EgressNodes {
+    pub fn of<'a>(policies: impl IntoIterator<Item = &'a EgressPolicy>) -> Self {
+        let mut nodes = Self::default();
+        for policy in policies {
+            match &policy.eligible_nodes {
+                EligibleNodes::Labelled => {}
+                EligibleNodes::One(None) => nodes.all = true,
+                EligibleNodes::One(Some(names)) => nodes.named.extend(names.iter().cloned()),
+            }
+        }
+        nodes
+    }
+
+    /// Whether the node has the label, or is among those of a policy.
+    pub fn has(&self, node: &Node) -> bool {
+        node.assignable || self.all || self.named.contains(&node.name)
+    }
 }
 
 /// What the controller has written to the object of a policy.

@@ -31,6 +31,11 @@ impl Requirement {
 pub struct Selector(Box<[Requirement]>);
 
 impl Selector {
+    /// Matches no labels.
+    pub fn nothing() -> Self {
+        Self::from_iter([Requirement::In(String::new(), BTreeSet::new())])
+    }
+
     pub fn matches(&self, labels: &Labels) -> bool {
         self.0.iter().all(|requirement| requirement.matches(labels))
     }

@@ -14,23 +14,24 @@ use std::time::{Duration, Instant};
 
 use crate::allocation::Nodes;
 use crate::model::ledger::Ledger;
-use crate::model::policy::{Policies, parse_egress_ip};
+use crate::model::policy::{EligibleNodes, Policies, parse_egress_ip};
 
 /// The nodes with addresses that no other egress node could host. Whether others answer does not matter: they may
 /// answer the next moment.
 fn sole_hosts<'a>(policies: &'a Policies, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSet<&'a str> {
-    let mut hosted: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
-    for item in policies.values().flat_map(|policy| &policy.published.items) {
-        hosted.entry(&item.node).or_default().extend(parse_egress_ip(&item.egress_ip));
+    let mut hosted: BTreeMap<&str, BTreeMap<IpAddr, &EligibleNodes>> = BTreeMap::new();
+    for (policy, item) in policies.values().flat_map(|one| one.published.items.iter().map(move |item| (one, item))) {
+        let address = parse_egress_ip(&item.egress_ip);
+        hosted.entry(&item.node).or_default().extend(address.map(|address| (address, &policy.eligible_nodes)));
     }
     for (address, record) in &ledger.records.open {
-        hosted.entry(&record.from).or_default().insert(*address);
+        hosted.entry(&record.from).or_default().entry(*address).or_insert(&EligibleNodes::Labelled);
     }
-    let could_host = |name: &str, address: &IpAddr| {
-        nodes.values().any(|node| node.assignable && node.name != name && node.may_host(*address))
+    let could_host = |name: &str, (address, eligible): (&IpAddr, &&EligibleNodes)| {
+        nodes.values().any(|node| node.name != name && eligible.might_host(node, *address))
     };
-    let is_alone = |(name, addresses): &(&str, BTreeSet<IpAddr>)| {
-        nodes.contains_key(*name) && !addresses.iter().any(|address| could_host(name, address))
+    let is_alone = |(name, addresses): &(&str, BTreeMap<IpAddr, &EligibleNodes>)| {
+        nodes.contains_key(*name) && !addresses.iter().any(|hosted| could_host(name, hosted))
     };
     hosted.into_iter().filter(is_alone).map(|(name, _)| name).collect()
 }

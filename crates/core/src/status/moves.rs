@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::model::node::Node;
-use crate::model::policy::Item;
+use crate::model::policy::{EligibleNodes, Item};
 
 #[derive(Debug, Default)]
 pub struct Moves {
@@ -32,6 +32,8 @@ pub enum MoveReason {
     Unreachable,
     NotReady,
     NotLabelled,
+    /// The object does not allow it any more.
+    NotNamed,
     Drained,
     /// The policy was edited, or other policies or nodes changed.
     Other,
@@ -39,12 +41,13 @@ pub enum MoveReason {
 
 impl MoveReason {
     /// `is_unreachable`: it counts as gone.
-    pub fn of(node: Option<&Node>, is_unreachable: bool) -> Self {
+    pub fn of(node: Option<&Node>, eligible: &EligibleNodes, is_unreachable: bool) -> Self {
         match node {
             None => Self::Deleted,
             Some(_) if is_unreachable => Self::Unreachable,
             Some(node) if !node.ready => Self::NotReady,
-            Some(node) if !node.assignable => Self::NotLabelled,
+            Some(node) if !eligible.has(node) && eligible.is_one() => Self::NotNamed,
+            Some(node) if !eligible.has(node) => Self::NotLabelled,
             Some(node) if node.drained => Self::Drained,
             Some(_) => Self::Other,
         }
@@ -70,6 +73,7 @@ impl fmt::Display for Move {
             MoveReason::Unreachable => ", which does not answer,",
             MoveReason::NotReady => ", which is not Ready,",
             MoveReason::NotLabelled => ", which has the label no more,",
+            MoveReason::NotNamed => ", which the object does not allow any more,",
             MoveReason::Drained => ", which is drained,",
             MoveReason::Other => "",
         };
@@ -159,7 +163,7 @@ mod tests {
             (Some(Node { drained: true, ..last_serving.clone() }), false, MoveReason::Drained),
             (Some(last_serving), false, MoveReason::Other),
         ] {
-            assert_eq!(MoveReason::of(node.as_ref(), is_unreachable), reason);
+            assert_eq!(MoveReason::of(node.as_ref(), &EligibleNodes::Labelled, is_unreachable), reason);
         }
     }
 }

@@ -58,7 +58,7 @@ fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned,
         }
     }
     let no_interface = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
-    let interface = state.interface_of(handover.address).ok_or_else(no_interface)?;
+    let interface = state.interface_of_owned(handover.address, handover.is_shared).ok_or_else(no_interface)?;
     Ok(convert::owned(id, handover.address, interface, handover.is_shared))
 }
 

@@ -329,7 +329,7 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
 fn share(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let mut state = shared.state();
     let held = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
-    let interface = state.interface_of(address).ok_or_else(no_interface)?;
+    let interface = state.interface_of_owned(address, true).ok_or_else(no_interface)?;
     let owned = convert::owned(id, address, interface, true);
     if held == Some(owned) {
         return Ok(());

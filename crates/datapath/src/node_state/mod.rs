@@ -188,6 +188,12 @@ impl State {
         self.facts.interface_of(address, &self.expected.primary_networks)
     }
 
+    /// The same for an address that may be shared with a Service. Such a one may be in no network of the node: what leads to it
+    /// is not the node's concern, and it leaves by the uplink then.
+    pub fn interface_of_owned(&self, address: IpAddr, is_shared: bool) -> Option<Interface> {
+        self.interface_of(address).or(self.facts.uplink.filter(|_| is_shared))
+    }
+
     /// Sets what the next claims may rely on. Other networks of the uplink may change where owned addresses belong.
     pub fn expect(&mut self, expected: Expected) -> io::Result<()> {
         let is_other = self.expected.primary_networks != expected.primary_networks;

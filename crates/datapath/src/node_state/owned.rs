@@ -90,7 +90,7 @@ impl State {
         self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         for (id, entry) in owned {
             let address = entry.address.to_ip();
-            let Some(interface) = self.interface_of(address) else { continue };
+            let Some(interface) = self.interface_of_owned(address, entry.is_shared()) else { continue };
             let owned = convert::owned(EgressId(id), address, interface, entry.is_shared());
             if entry.is_shared() {
                 if entry != owned {
@@ -121,7 +121,7 @@ impl State {
             // An entry of another version: the next plan ends it.
             let Some(stage) = entry.stage() else { continue };
             let address = entry.owned.address.to_ip();
-            let Some(interface) = self.interface_of(address) else { continue };
+            let Some(interface) = self.interface_of_owned(address, entry.owned.is_shared()) else { continue };
             let owned = convert::owned(EgressId(id), address, interface, entry.owned.is_shared());
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);

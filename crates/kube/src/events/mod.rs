@@ -30,7 +30,7 @@ use crate::api_outage::ApiOutages;
 use crate::backoff::{Backoff, Failure};
 use crate::error_text::ErrorText;
 use crate::events::limit::Limit;
-use crate::{policy, post_params};
+use crate::{crd, policy, post_params};
 use egress_core::model::policy::{EgressPolicy, PolicyKey};
 use egress_core::model::services::ServiceKey;
 use egress_core::model::view::PodKey;
@@ -215,6 +215,18 @@ impl Events {
     /// A warning about a Service, in its namespace.
     pub fn warn_of_service(&self, (service, uid): (&ServiceKey, &str), reason: &str, message: &str) {
         self.queue(of_service(&self.node_name, (service, uid), (reason, message), Timestamp::now()));
+    }
+
+    /// A controller's warning about an EgressService, in its namespace.
+    pub fn warn_of_egress_service(&self, (service, uid): (&ServiceKey, &str), reason: &str, message: &str) {
+        let mut event = of_service(&self.node_name, (service, uid), (reason, message), Timestamp::now());
+        if let Some(regarding) = &mut event.regarding {
+            let resource = crd::egress_service_resource();
+            regarding.api_version = Some(resource.api_version);
+            regarding.kind = Some(resource.kind);
+        }
+        event.action = Some("Assign".to_owned());
+        self.queue(event);
     }
 
     fn queue(&self, mut event: Event) {

@@ -4,6 +4,7 @@
 //! beside `egress_ip` that implements [`PolicyApi`], and a line in [`api_of`]; the rights in `deploy/` must cover it.
 
 mod egress_ip;
+mod egress_service;
 pub mod status;
 
 use futures::future::BoxFuture;
@@ -13,6 +14,8 @@ use kube::api::{Api, ApiResource, DynamicObject};
 
 use crate::convert::created;
 use crate::policy::egress_ip::EgressIp;
+pub(crate) use crate::policy::egress_ip::read::selector;
+use crate::policy::egress_service::EgressServiceAssignments;
 use crate::policy::status::{DesiredStatus, WriteError};
 use egress_core::model::policy::{EgressPolicy, PolicyKey, PolicyKind, PolicyOrigin};
 
@@ -46,6 +49,7 @@ pub trait StatusWriter: Send + Sync {
 /// The API of a kind: where each is registered.
 pub fn api_of(kind: PolicyKind) -> &'static dyn PolicyApi {
     match kind {
+        PolicyKind::EgressService => &EgressServiceAssignments,
         PolicyKind::EgressIp => &EgressIp,
     }
 }

@@ -57,7 +57,7 @@ pub struct Dual {
 }
 
 impl Dual {
-    const fn new(v4: [u8; 4], v6: [u16; 8]) -> Self {
+    pub const fn new(v4: [u8; 4], v6: [u16; 8]) -> Self {
         let [a, b, c, d] = v4;
         let [s, t, u, v, w, x, y, z] = v6;
         Self { v4: Ipv4Addr::new(a, b, c, d), v6: Ipv6Addr::new(s, t, u, v, w, x, y, z) }

@@ -12,6 +12,7 @@ mod conditions;
 mod conflict_detection;
 mod connections;
 mod dead_agent;
+mod egress_service;
 pub mod explain;
 mod first_packets;
 mod gitops;
@@ -50,6 +51,7 @@ pub fn tests() -> Vec<LabTest> {
     let mut tests = baseline::tests();
     tests.extend(second_network::tests());
     tests.extend(load_balancer::tests());
+    tests.extend(egress_service::tests());
     tests.extend(nic::tests());
     tests.extend([
         test("story_succeeds_and_leaves_nothing", story::succeeds),

@@ -20,6 +20,8 @@ enum GeneratedText {
     Crd,
     /// The one of EgressService
     EgressServices,
+    /// The one of EgressServiceAssignment
+    EgressServiceAssignments,
     /// The one of EgressNode
     EgressNodes,
     /// The tables of flags, variables and keys
@@ -34,6 +36,7 @@ pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
     match args.what {
         GeneratedText::Crd => print!("{}", crd::manifest()?),
         GeneratedText::EgressServices => print!("{}", crd::service_manifest()?),
+        GeneratedText::EgressServiceAssignments => print!("{}", crd::assignment_manifest()?),
         GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
         GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
         GeneratedText::Metrics => print!("{}", page::tables()),

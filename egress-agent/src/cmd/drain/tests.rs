@@ -69,16 +69,23 @@ async fn nothing_is_written_if_something_cannot_be_read() {
 }
 
 #[tokio::test]
+async fn a_cluster_without_the_kind_of_egress_services_is_drained_too() {
+    let is_kind = |what: &str| what.ends_with("/egressserviceassignments");
+    let (client, _) = server(move |number, what| if is_kind(what) { refusal(404) } else { cluster(what, number > 5) });
+    drain(client, &arguments(60)).await.expect("it is drained");
+}
+
+#[tokio::test]
 async fn a_request_that_fails_after_the_mark_is_repeated() {
-    // Five requests of the first read, and the mark.
-    let (client, requests) = server(|number, what| if number == 6 { refusal(500) } else { cluster(what, number > 4) });
+    // Six requests of the first read, and the mark.
+    let (client, requests) = server(|number, what| if number == 7 { refusal(500) } else { cluster(what, number > 5) });
     drain(client, &arguments(60)).await.expect("it is drained");
     assert_eq!(writes(&requests), 1);
 }
 
 #[tokio::test]
 async fn the_timeout_holds_if_the_server_stops_answering() {
-    for silent_from in [0, 5, 6] {
+    for silent_from in [0, 6, 7] {
         let (client, requests) =
             server(move |number, what| (number < silent_from).then(|| cluster(what, true)).flatten());
         let begin = Instant::now();
@@ -86,7 +93,7 @@ async fn the_timeout_holds_if_the_server_stops_answering() {
         assert!(begin.elapsed() < TIMEOUT_AFTER, "{:?}", begin.elapsed());
         let expected = match silent_from {
             0 => matches!(error, DrainError::Refused(_)),
-            5 => matches!(error, DrainError::Unsure { .. }),
+            6 => matches!(error, DrainError::Unsure { .. }),
             _ => matches!(error, DrainError::Short { .. }),
         };
         assert!(expected, "{silent_from}: {error}");

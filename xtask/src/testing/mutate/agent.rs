@@ -128,6 +128,9 @@ mutations! { AGENT,
         "flows of an object with addresses in several networks go to a network without their destination":
         "entry.destinations = destinations::of_policy(view, served.chain(waiting));" =>
         "let _ = destinations::of_policy(view, served.chain(waiting));";
+    "service-address-is-an-egress-ip", DESIRED, ["plan::desired::"],
+        "clients of a Service get no answers from its pods":
+        "if policy.key().kind.shares_addresses() { PrefixKind::Service } else" => "if false { PrefixKind::Service } else";
     "nodes-own-address-served", DESIRED, ["plan::desired::"],
         "pods are steered to an address that is a node's own, and dropped there":
         "!nodes_own.contains_key(address) && listed.contains(address)" => "listed.contains(address)";
@@ -314,11 +317,21 @@ mutations! { AGENT,
     // Which node gets an address.
     "two-of-an-object-on-a-node", ALLOCATION, ["allocation::"],
         "a node is given two addresses of an object, and serves one":
-        ".filter(|node| !places.contains_key(&address) && !used.contains(node))" =>
-        ".filter(|_| !places.contains_key(&address))";
+        "else { !used.contains(node) };" => "else { true };";
+    "addresses-of-a-service-on-two-nodes", ALLOCATION, ["allocation::"],
+        "clients of a Service arrive at a node by which its pods do not answer":
+        "if claim.is_one() { used.iter().all(|used| used == node) }" => "if claim.is_one() { true }";
+    "service-moves-one-address", ALLOCATION, ["allocation::"],
+        "one family of a Service's pods has no node after a failover":
+        "places[unit.policy].extend(others.map(|address| (*address, node)));" => "drop(others);";
     "service-takes-an-address", ALLOCATION, ["allocation::"],
         "an object loses the address that its pods use when a Service gets it":
-        "services.retain(|address| !shown.contains(address));" => "";
+        "services.retain(|address| !shown.contains(address) && !shared.contains(address));" =>
+        "services.retain(|address| !shared.contains(address));";
+    "service-address-not-for-its-pods", ALLOCATION, ["allocation::"],
+        "no EgressService is served":
+        "services.retain(|address| !shown.contains(address) && !shared.contains(address));" =>
+        "services.retain(|address| !shown.contains(address));";
     "surplus-takes-what-is-served", ALLOCATION, ["allocation::"],
         "an object that lists too many addresses loses those that its pods use":
         "addresses.sort_by_key(|address| !items.iter()" => "addresses.sort_by_key(|address| items.iter()";

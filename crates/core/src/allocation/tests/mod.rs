@@ -1,4 +1,5 @@
 mod drained;
+mod one_node;
 
 use super::samples::{key, node, policy};
 use super::*;

@@ -31,7 +31,7 @@ pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
     let mut selection = Selection::new(view, PodAddressSpace::new(own, &settings.service_cidrs));
     let nodes = node_addresses(view, settings);
     let (egress_ips, beyond) = egress_ips(view, &nodes, MOST_EGRESS_IPS);
-    let mut cluster = prefixes(view, settings, &egress_ips);
+    let mut cluster = prefixes(view, settings, egress_ips);
     let mut room = ServiceRoom::default();
     room.follow(&view.services, &nodes, &mut cluster);
     let (entries, owned, shared) = entries(view, settings, &selection, &nodes);
@@ -251,12 +251,16 @@ fn node_addresses(view: &ClusterView, settings: &NodeSettings) -> BTreeMap<IpAdd
 }
 
 /// Later insertions replace earlier ones with the same prefix, from general to certain.
-fn prefixes(view: &ClusterView, settings: &NodeSettings, egress_ips: &[IpNet]) -> BTreeMap<IpNet, Prefix> {
-    let mut cluster = BTreeMap::new();
+fn prefixes(
+    view: &ClusterView,
+    settings: &NodeSettings,
+    egress_ips: BTreeMap<IpAddr, PrefixKind>,
+) -> BTreeMap<IpNet, Prefix> {
+    let of_egress = |(address, kind): (IpAddr, _)| (IpNet::from(address), Prefix { kind, node: None });
+    let mut cluster: BTreeMap<IpNet, Prefix> = egress_ips.into_iter().map(of_egress).collect();
     let mut put = |prefixes: &[IpNet], kind, node| {
         cluster.extend(prefixes.iter().map(|prefix| (prefix.trunc(), Prefix { kind, node })));
     };
-    put(egress_ips, PrefixKind::EgressIp, None);
     for (nets, kind) in settings.prefixes() {
         put(nets, kind, None);
     }
@@ -268,25 +272,27 @@ fn prefixes(view: &ClusterView, settings: &NodeSettings, egress_ips: &[IpNet]) -
 
 /// The cluster's egress IPs: the assigned ones, up to `most` of the oldest policies, and the number of the others by
 /// policy. Listed addresses without a node are outside addresses. A node's own address is no egress IP, and neither is
-/// one that the policy does not list.
+/// one that the policy does not list. One that is shared with a Service counts as the Service's: its clients are
+/// answered with it, by any node, and pods reach the Service by it.
 fn egress_ips(
     view: &ClusterView,
     nodes: &BTreeMap<IpAddr, NodeAddress>,
     most: usize,
-) -> (Vec<IpNet>, BTreeMap<PolicyKey, usize>) {
-    let (mut addresses, mut beyond) = (BTreeSet::new(), BTreeMap::new());
+) -> (BTreeMap<IpAddr, PrefixKind>, BTreeMap<PolicyKey, usize>) {
+    let (mut addresses, mut beyond) = (BTreeMap::new(), BTreeMap::new());
     for policy in by_rank(view.policies.values()) {
+        let kind = if policy.key().kind.shares_addresses() { PrefixKind::Service } else { PrefixKind::EgressIp };
         let listed = policy.addresses();
         let items = policy.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
         for address in items.filter(|address| listed.contains(address) && !nodes.contains_key(address)) {
             if addresses.len() < most {
-                addresses.insert(address);
-            } else if !addresses.contains(&address) {
+                addresses.entry(address).or_insert(kind);
+            } else if !addresses.contains_key(&address) {
                 *beyond.entry(policy.key().clone()).or_default() += 1;
             }
         }
     }
-    (addresses.into_iter().map(IpNet::from).collect(), beyond)
+    (addresses, beyond)
 }
 
 mod destinations;

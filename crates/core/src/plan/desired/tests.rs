@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
-use crate::model::policy::Unreadable;
+use crate::model::policy::{PolicyKind, Unreadable};
 use crate::model::samples::{interface, ip, net, policy, settings};
 use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{EgressIds, PodOwner, PodState, TunnelEndpoint};
@@ -296,9 +296,30 @@ fn limited_room_for_egress_ips_goes_to_the_oldest_objects() {
     ];
     let (view, nodes) = (view(policies, vec![]), BTreeMap::new());
     let (admitted, beyond) = egress_ips(&view, &nodes, 2);
-    assert_eq!(admitted, ["172.18.0.101/32", "172.18.0.102/32"].map(net));
+    assert_eq!(admitted, ["172.18.0.101", "172.18.0.102"].map(|address| (ip(address), PrefixKind::EgressIp)).into());
     assert_eq!(beyond, BTreeMap::from([("older".into(), 1), ("youngest".into(), 2)]));
     assert_eq!(egress_ips(&view, &nodes, 5).1, BTreeMap::new());
+}
+
+/// An EgressService and an EgressIP object select one pod. The address is the Service's too: clients are answered with it.
+#[test]
+fn an_egress_service_precedes_an_egress_ip_and_shares_its_address() {
+    let ids = |policy: EgressPolicy, v4, v6| {
+        policy.published_as(|published| published.ids = EgressIds::new(Some(EgressId(v4)), Some(EgressId(v6))))
+    };
+    let both = [("n1", "172.18.0.200"), ("n1", "fd00:172:18::200")];
+    let service = ids(policy("s", &["172.18.0.200", "fd00:172:18::200"], &both), 5, 6).from_origin(|origin| {
+        origin.key.kind = PolicyKind::EgressService;
+        origin.created = 9;
+    });
+    let other = policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
+    let state = compiled(&view(vec![other, service], vec![("web", pod("10.244.1.10"))]));
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(5)));
+    assert_eq!(state.shared, BTreeSet::from([EgressId(5), EgressId(6)]), "one address of each family on one node");
+    assert_eq!(state.owned[&EgressId(6)], ip("fd00:172:18::200"));
+    let kind = |address: &str| state.cluster.get(&net(address)).map(|prefix| prefix.kind);
+    assert_eq!(kind("172.18.0.200/32"), Some(PrefixKind::Service));
+    assert_eq!(kind("172.18.0.100/32"), Some(PrefixKind::EgressIp));
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! EgressIP (`k8s.ovn.org/v1`) as an egress policy.
 
-mod read;
-mod write;
+pub(super) mod read;
+pub(super) mod write;
 
 use kube::Client;
 use kube::api::{ApiResource, DynamicObject};
 
 use crate::crd;
 use crate::policy::{PolicyApi, StatusWriter};
-use egress_core::model::policy::EgressPolicy;
+use egress_core::model::policy::{EgressPolicy, PolicyKind};
 
 pub(super) struct EgressIp;
 
@@ -22,10 +22,10 @@ impl PolicyApi for EgressIp {
     }
 
     fn read(&self, object: &DynamicObject) -> EgressPolicy {
-        read::policy(object)
+        read::policy(PolicyKind::EgressIp, object)
     }
 
     fn status_writer(&self, client: Client) -> Box<dyn StatusWriter> {
-        Box::new(write::Writer::new(client))
+        Box::new(write::Writer::new(&client, PolicyKind::EgressIp))
     }
 }

@@ -1,4 +1,4 @@
-//! EgressIP objects, from their untyped form.
+//! EgressIP objects, and assignments of EgressServices, which have the same form, from their untyped form.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ struct StatusItem {
 }
 
 /// What cannot be read is named in the value: an object that violates the schema hides no other object.
-pub(super) fn policy(object: &DynamicObject) -> EgressPolicy {
+pub(in crate::policy) fn policy(kind: PolicyKind, object: &DynamicObject) -> EgressPolicy {
     let meta = &object.metadata;
     let spec = &object.data["spec"];
     let status = object.data.get("status").filter(|status| status.is_object());
@@ -36,15 +36,15 @@ pub(super) fn policy(object: &DynamicObject) -> EgressPolicy {
     let selects = read(PolicyPart::Selectors, selects(spec), &mut unreadable);
     let items = read(PolicyPart::Items, items(status), &mut unreadable);
     EgressPolicy {
-        origin: origin(PolicyKind::EgressIp, meta),
-        selects,
-        // The API has no field for either.
+        origin: origin(kind, meta),
+        selects: selects.map(|selects| selected(kind, selects, items.as_deref())),
+        // Neither API has a field for them.
         destinations: Destinations::All,
-        eligible_nodes: EligibleNodes::Labelled,
+        eligible_nodes: eligible_nodes(kind, spec),
         listed: listed.unwrap_or_else(|| assigned(items.as_deref())),
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
         published: Published {
-            ids: annotation(meta, keys::EGRESS_ID).and_then(egress_id).map_or(EgressIds::NONE, EgressIds::both),
+            ids: annotation(meta, keys::EGRESS_ID).map(|text| egress_ids(kind, text)).unwrap_or_default(),
             no_eligible_node: annotation(meta, keys::NO_ELIGIBLE_NODE).map(addresses),
             has_annotations: meta.annotations.is_some(),
             has_status: status.is_some(),
@@ -54,6 +54,27 @@ pub(super) fn policy(object: &DynamicObject) -> EgressPolicy {
             conditions: status.map(conditions).unwrap_or_default(),
         },
         unreadable,
+    }
+}
+
+/// An EgressService without a node leaves its pods alone.
+fn selected(kind: PolicyKind, selects: Selects, items: Option<&[Item]>) -> Selects {
+    match kind {
+        PolicyKind::EgressService if items.is_some_and(<[Item]>::is_empty) => {
+            Selects { pods: Selector::nothing(), ..selects }
+        }
+        PolicyKind::EgressService | PolicyKind::EgressIp => selects,
+    }
+}
+
+/// A list of nodes that cannot be read names none.
+fn eligible_nodes(kind: PolicyKind, spec: &Value) -> EligibleNodes {
+    match kind {
+        PolicyKind::EgressIp => EligibleNodes::Labelled,
+        PolicyKind::EgressService if spec["nodes"].is_null() => EligibleNodes::One(None),
+        PolicyKind::EgressService => {
+            EligibleNodes::One(Some(BTreeSet::deserialize(&spec["nodes"]).unwrap_or_default()))
+        }
     }
 }
 
@@ -81,7 +102,7 @@ fn selects(spec: &Value) -> Result<Selects, String> {
 
 /// Checks a selector as the API server does for its own kinds: a set operator without values, and values that the operator
 /// ignores, are errors.
-fn selector(field: &str, value: &Value) -> Result<Selector, String> {
+pub(crate) fn selector(field: &str, value: &Value) -> Result<Selector, String> {
     let selector = LabelSelector::deserialize(value).map_err(|error| format!("{field}: {error}"))?;
     let one = |(key, value): (String, String)| Ok(Requirement::In(key, BTreeSet::from([value])));
     let equal = selector.match_labels.into_iter().flatten().map(one);
@@ -100,6 +121,14 @@ fn selector(field: &str, value: &Value) -> Result<Selector, String> {
         }
     });
     equal.chain(expressions).collect()
+}
+
+/// One for both families, or, where both have addresses on one node, one for each.
+fn egress_ids(kind: PolicyKind, text: &str) -> EgressIds {
+    match text.split_once(',') {
+        Some((v4, v6)) if kind == PolicyKind::EgressService => EgressIds::new(egress_id(v4), egress_id(v6)),
+        _ => egress_id(text).map_or(EgressIds::NONE, EgressIds::both),
+    }
 }
 
 fn egress_id(text: &str) -> Option<EgressId> {
@@ -145,7 +174,7 @@ mod tests {
     use egress_core::model::view::Labels;
 
     fn convert(value: Value) -> EgressPolicy {
-        policy(&serde_json::from_value(value).expect("an object"))
+        policy(PolicyKind::EgressIp, &serde_json::from_value(value).expect("an object"))
     }
 
     fn with_selector(selector: Value) -> EgressPolicy {

@@ -1,4 +1,4 @@
-//! Writes the leader's decisions into EgressIP objects.
+//! Writes the leader's decisions into EgressIP objects, and into assignments of EgressServices.
 //!
 //! Two JSON patches, each guarded by `test` on UID and resource version: first the annotations (the egress ID, and the list of
 //! addresses that no node can host), then the status. The order matters: agents act on the status and need the ID for it, and an
@@ -21,13 +21,14 @@ use serde_json::{Value, json};
 use crate::policy::StatusWriter;
 use crate::policy::egress_ip::read;
 use crate::policy::status::{DesiredStatus, WriteError};
-use crate::{FIELD_MANAGER, crd};
+use crate::{FIELD_MANAGER, policy};
 use egress_core::keys;
-use egress_core::model::policy::EgressPolicy;
+use egress_core::model::policy::{EgressPolicy, PolicyKind};
 use egress_core::status::conditions::{ASSIGNED, DesiredCondition};
 
-/// Writes to EgressIP objects, and learns which fields their CRD has.
-pub(super) struct Writer {
+/// Writes to objects of one kind, and learns which fields its CRD has.
+pub(in crate::policy) struct Writer {
+    kind: PolicyKind,
     api: Api<DynamicObject>,
     subresource: AtomicBool,
     conditions: AtomicBool,
@@ -36,10 +37,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(client: Client) -> Self {
-        let api = Api::all_with(client, &crd::egressip_resource());
+    pub(in crate::policy) fn new(client: &Client, kind: PolicyKind) -> Self {
         Self {
-            api,
+            kind,
+            api: policy::requests(client, kind),
             subresource: AtomicBool::new(true),
             conditions: AtomicBool::new(true),
             counts: AtomicBool::new(true),
@@ -112,7 +113,7 @@ impl Writer {
             self.api.patch(object.name(), &params, &patch).await
         };
         match answer {
-            Ok(answer) => Ok(read::policy(&answer)),
+            Ok(answer) => Ok(read::policy(self.kind, &answer)),
             Err(Error::Api(status)) if is_stale(&status) => {
                 tracing::debug!(egressip = object.name(), message = status.message, "a guarded write was refused");
                 Err(WriteError::Stale)
@@ -264,7 +265,7 @@ mod tests {
     use egress_core::status::conditions::DEGRADED;
 
     fn object(value: Value) -> EgressPolicy {
-        read::policy(&serde_json::from_value(value).expect("an object"))
+        read::policy(PolicyKind::EgressIp, &serde_json::from_value(value).expect("an object"))
     }
 
     fn statement(kind: &'static str, status: bool, reason: &'static str, message: &str) -> DesiredCondition {

@@ -25,6 +25,7 @@ use crate::controller::node_health::confirmation::{Confirmation, OtherNodes};
 use crate::controller::node_health::session::{Finding, ProbePath, ProbeSettings, SessionInputs, probe_node};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::Node;
+use egress_core::model::policy::{EgressNodes, EgressPolicy, PolicyKey};
 use egress_core::model::view::{Change, Update};
 use egress_core::node_health::NodeHealth;
 use egress_core::node_health::liveness::{AgentAnswer, Liveness, Signal};
@@ -73,7 +74,7 @@ pub async fn run(
     (node_health, isolated, mut overlay): (watch::Sender<NodeHealth>, watch::Sender<bool>, Option<Overlay>),
     stop: CancellationToken,
 ) {
-    let (mut known, mut ledger) = (BTreeMap::new(), Arc::<Ledger>::default());
+    let (mut known, mut ledger) = (KnownNodes::default(), Arc::<Ledger>::default());
     let mut probing: Option<Probing> = None;
     let mut evaluation_tick = tokio::time::interval(EVALUATION_INTERVAL);
     evaluation_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -141,7 +142,7 @@ fn start_probing(
     own_node: &str,
     (term, duty): (u64, &ProbeDuty),
     node_health: &watch::Sender<NodeHealth>,
-    (known, ledger): (&BTreeMap<String, Arc<Node>>, &Arc<Ledger>),
+    (known, ledger): (&KnownNodes, &Arc<Ledger>),
     states: Option<NodeStates>,
 ) -> Probing {
     let mut probing = Probing::new(settings.clone(), own_node, (term, duty.clone()), node_health.clone());
@@ -168,13 +169,33 @@ fn stop_probing(node_health: &watch::Sender<NodeHealth>) {
     });
 }
 
-fn apply(known: &mut BTreeMap<String, Arc<Node>>, ledger: &mut Arc<Ledger>, change: Change) {
+/// All nodes, and the policies that say which of them are probed beside those with the label.
+#[derive(Default)]
+struct KnownNodes {
+    nodes: BTreeMap<String, Arc<Node>>,
+    naming: BTreeMap<PolicyKey, Arc<EgressPolicy>>,
+}
+
+impl KnownNodes {
+    fn egress_nodes(&self) -> EgressNodes {
+        EgressNodes::of(self.naming.values().map(|policy| &**policy))
+    }
+}
+
+fn apply(known: &mut KnownNodes, ledger: &mut Arc<Ledger>, change: Change) {
+    let KnownNodes { nodes: known, naming } = known;
+    let names_nodes = |policy: &EgressPolicy| policy.eligible_nodes.is_one();
     match change {
         Change::Ledger(new) => *ledger = new,
         Change::Nodes(Update::Replaced(nodes)) => *known = nodes,
         Change::Nodes(Update::Changed(name, node)) => drop(known.insert(name, node)),
         Change::Nodes(Update::Removed(name)) => drop(known.remove(&name)),
-        Change::Policies(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
+        Change::Policies(Update::Replaced(all)) => {
+            *naming = all.into_iter().filter(|(_, policy)| names_nodes(policy)).collect();
+        }
+        Change::Policies(Update::Changed(key, policy)) if names_nodes(&policy) => drop(naming.insert(key, policy)),
+        Change::Policies(Update::Changed(key, _) | Update::Removed(key)) => drop(naming.remove(&key)),
+        Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
     }
 }
 
@@ -258,8 +279,8 @@ impl Probing {
     }
 
     /// Starts and ends probes so that exactly the egress nodes are probed.
-    fn update_nodes(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
-        let now = Instant::now();
+    fn update_nodes(&mut self, known: &KnownNodes) {
+        let (nodes, egress_nodes, now) = (&known.nodes, known.egress_nodes(), Instant::now());
         for (_, probed) in self.probed.iter_mut().filter(|(name, _)| !nodes.contains_key(*name)) {
             probed.until.get_or_insert(now + LINGER);
         }
@@ -271,7 +292,7 @@ impl Probing {
         });
         for (name, node) in nodes {
             let known = self.probed.get_mut(name);
-            if !node.assignable {
+            if !egress_nodes.has(node) {
                 if let Some(probed) = known {
                     probed.until.get_or_insert(now + LINGER);
                 }
@@ -292,7 +313,7 @@ impl Probing {
         }
         for (name, probed) in &self.probed {
             probed.is_egress_node.store(probed.until.is_none(), Relaxed);
-            self.states.set_may_host(name, nodes.get(name).is_some_and(|node| node.assignable && !node.drained));
+            self.states.set_may_host(name, nodes.get(name).is_some_and(|node| egress_nodes.has(node) && !node.drained));
         }
         self.count_others();
     }

@@ -1,0 +1,296 @@
+//! EgressServices (`k8s.ovn.org/v1`): what the controller reads and writes for them. What follows from what, [`egress_core::egress_service`]
+//! says.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use futures::{Stream, StreamExt, stream};
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, Preconditions};
+use kube::core::PartialObjectMeta;
+use kube::{Client, Error, ResourceExt};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::api_outage::ApiOutages;
+use crate::convert::{self, created};
+use crate::policy::selector;
+use crate::policy::status::WriteError;
+use crate::watches::{config, updates};
+use crate::{FIELD_MANAGER, crd, post_params};
+use egress_core::egress_service::{
+    BalancedService, EgressService, EgressServiceInputs, EgressServiceRequest, ServiceEndpoints, WantedAssignment,
+};
+use egress_core::keys;
+use egress_core::model::services::ServiceKey;
+use egress_core::model::view::{Labels, Update};
+
+/// One change of what EgressServices follow from.
+#[derive(Clone, Debug)]
+pub enum EgressServiceChange {
+    EgressServices(Update<ServiceKey, EgressService>),
+    Services(Update<ServiceKey, BalancedService>),
+    Slices(Update<ServiceKey, ServiceEndpoints>),
+    Nodes(Update<String, Labels>),
+    Assignments(Update<String, StoredAssignment>),
+}
+
+/// An EgressServiceAssignment as the API server has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredAssignment {
+    pub uid: String,
+    pub spec: Value,
+}
+
+/// Everything that EgressServices follow from.
+pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = EgressServiceChange> + Send + use<> {
+    let egress_services = Api::all_with(client.clone(), &crd::egress_service_resource());
+    let assignments = Api::all_with(client.clone(), &crd::egress_service_assignment_resource());
+    let services: Api<Service> = Api::all(client.clone());
+    let slices: Api<EndpointSlice> = Api::all(client.clone());
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
+    let of = |what| (what, outages.clone());
+    let labels = |node: &PartialObjectMeta<Node>| node.metadata.labels.clone().unwrap_or_default();
+    let slice_key = |slice: &EndpointSlice| key(&slice.metadata);
+    stream::select_all([
+        updates(of("EgressService objects"), egress_services, config(), object_key, egress_service)
+            .map(EgressServiceChange::EgressServices)
+            .boxed(),
+        updates(of("services of load balancers"), services, config(), convert::service_key, balanced)
+            .map(EgressServiceChange::Services)
+            .boxed(),
+        updates(of("endpoints"), slices, config(), slice_key, endpoints).map(EgressServiceChange::Slices).boxed(),
+        updates(of("labels of nodes"), nodes, config(), ResourceExt::name_any, labels)
+            .map(EgressServiceChange::Nodes)
+            .boxed(),
+        updates(of("assignments of EgressServices"), assignments, config(), ResourceExt::name_any, stored)
+            .map(EgressServiceChange::Assignments)
+            .boxed(),
+    ])
+}
+
+fn key(meta: &ObjectMeta) -> ServiceKey {
+    ServiceKey { namespace: meta.namespace.clone().unwrap_or_default(), name: meta.name.clone().unwrap_or_default() }
+}
+
+fn object_key(object: &DynamicObject) -> ServiceKey {
+    key(&object.metadata)
+}
+
+fn egress_service(object: &DynamicObject) -> EgressService {
+    EgressService {
+        uid: object.metadata.uid.clone().unwrap_or_default(),
+        created: created(&object.metadata),
+        spec: spec(&object.data["spec"]),
+        host: object.data["status"]["host"].as_str().map(str::to_owned),
+    }
+}
+
+/// An object needs no spec.
+fn spec(spec: &Value) -> Result<EgressServiceRequest, String> {
+    let by_network = match spec["sourceIPBy"].as_str() {
+        None if spec["sourceIPBy"].is_null() => false,
+        Some("LoadBalancerIP") => false,
+        Some("Network") => true,
+        _ => return Err("spec.sourceIPBy is neither LoadBalancerIP nor Network".to_owned()),
+    };
+    let nodes = &spec["nodeSelector"];
+    let nodes = (!nodes.is_null()).then(|| selector("spec.nodeSelector", nodes)).transpose()?;
+    let network = Option::<String>::deserialize(&spec["network"]).map_err(|error| format!("spec.network: {error}"))?;
+    Ok(EgressServiceRequest { by_network, nodes, network })
+}
+
+fn balanced(service: &Service) -> BalancedService {
+    let spec = service.spec.clone().unwrap_or_default();
+    let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let ingress = status.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
+    let address = |text: &String| text.parse::<IpAddr>().ok().map(|address| address.to_canonical());
+    BalancedService {
+        is_balanced: spec.type_.as_deref() == Some("LoadBalancer"),
+        selector: spec.selector.unwrap_or_default(),
+        ingress: ingress.filter_map(|one| one.ip.as_ref().and_then(address)).collect(),
+        is_local: spec.external_traffic_policy.as_deref() == Some("Local"),
+    }
+}
+
+fn endpoints(slice: &EndpointSlice) -> ServiceEndpoints {
+    let nodes = slice.endpoints.iter().flatten().filter_map(|endpoint| endpoint.node_name.clone());
+    // Host names are no addresses of pods.
+    let nodes: BTreeSet<String> = if slice.address_type == "FQDN" { BTreeSet::new() } else { nodes.collect() };
+    let service = slice.metadata.labels.iter().flatten().find(|(label, _)| *label == keys::SERVICE_NAME);
+    ServiceEndpoints { service: service.map(|(_, name)| name.clone()).unwrap_or_default(), nodes }
+}
+
+fn stored(object: &DynamicObject) -> StoredAssignment {
+    StoredAssignment { uid: object.metadata.uid.clone().unwrap_or_default(), spec: object.data["spec"].clone() }
+}
+
+/// The spec that an assignment should have.
+pub fn assignment_spec(key: &ServiceKey, wanted: &WantedAssignment) -> Value {
+    let mut spec = json!({
+        "egressIPs": wanted.addresses,
+        "namespaceSelector": {"matchLabels": {keys::NAMESPACE_NAME: key.namespace}},
+        "podSelector": {"matchLabels": wanted.pods},
+    });
+    if let (Some(nodes), Some(spec)) = (&wanted.nodes, spec.as_object_mut()) {
+        spec.insert("nodes".to_owned(), json!(nodes));
+    }
+    spec
+}
+
+/// Writes assignments, the status of EgressServices, and the labels of nodes.
+#[derive(Clone)]
+pub struct EgressServiceWriter {
+    client: Client,
+}
+
+impl EgressServiceWriter {
+    pub const fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    fn assignments(&self) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), &crd::egress_service_assignment_resource())
+    }
+
+    /// Creates an assignment, or gives it this spec.
+    pub async fn assign(&self, name: &str, spec: &Value, former: Option<&StoredAssignment>) -> Result<(), WriteError> {
+        let api = self.assignments();
+        match former {
+            None => {
+                let mut object = DynamicObject::new(name, &crd::egress_service_assignment_resource());
+                object.data = json!({"spec": spec});
+                ignored(api.create(&post_params(), &object).await, 409)
+            }
+            Some(former) => {
+                let ops = json!([
+                    {"op": "test", "path": "/metadata/uid", "value": former.uid},
+                    {"op": "replace", "path": "/spec", "value": spec},
+                ]);
+                let patch = Patch::Json::<()>(serde_json::from_value(ops)?);
+                ignored(api.patch(name, &patch_params(), &patch).await, 404)
+            }
+        }
+    }
+
+    /// Deletes an assignment.
+    pub async fn unassign(&self, name: &str, former: &StoredAssignment) -> Result<(), WriteError> {
+        let of_this = Preconditions { uid: Some(former.uid.clone()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(of_this), ..DeleteParams::default() };
+        let assignments = self.assignments();
+        ignored(assignments.delete(name, &params).await, 404)
+    }
+
+    /// Sets `status.host` of an EgressService.
+    pub async fn set_host(&self, key: &ServiceKey, host: &str) -> Result<(), WriteError> {
+        let resource = crd::egress_service_resource();
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
+        let patch = Patch::Merge(json!({"status": {"host": host}}));
+        ignored(api.patch_status(&key.name, &patch_params(), &patch).await, 404)
+    }
+
+    /// Sets a label of a node, or removes it.
+    pub async fn label(&self, node: &str, label: &str, value: Option<&str>) -> Result<(), WriteError> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({"metadata": {"labels": {label: value}}}));
+        ignored(nodes.patch(node, &patch_params(), &patch).await, 404)
+    }
+}
+
+/// A refusal with this code says that the object is gone, or already there: the watch brings what is.
+fn ignored<T>(answer: Result<T, Error>, code: u16) -> Result<(), WriteError> {
+    match answer {
+        Err(Error::Api(status)) if status.code == code => Ok(()),
+        answer => Ok(answer.map(drop)?),
+    }
+}
+
+fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// Takes a change. Returns whether the whole is known: each kind has been listed.
+#[derive(Default)]
+pub struct EgressServiceView {
+    pub inputs: EgressServiceInputs,
+    pub assignments: std::collections::BTreeMap<String, StoredAssignment>,
+    listed: BTreeSet<u8>,
+}
+
+impl EgressServiceView {
+    /// Takes a change.
+    pub fn apply(&mut self, change: EgressServiceChange) {
+        let (kind, is_list) = match change {
+            EgressServiceChange::EgressServices(update) => (0, put(&mut self.inputs.egress_services, update)),
+            EgressServiceChange::Services(update) => (1, put(&mut self.inputs.services, update)),
+            EgressServiceChange::Slices(update) => (2, put(&mut self.inputs.slices, update)),
+            EgressServiceChange::Nodes(update) => (3, put(&mut self.inputs.nodes, update)),
+            EgressServiceChange::Assignments(update) => (4, put(&mut self.assignments, update)),
+        };
+        if is_list {
+            self.listed.insert(kind);
+        }
+    }
+
+    /// Whether every kind has been listed.
+    pub fn is_whole(&self) -> bool {
+        self.listed.len() == 5
+    }
+}
+
+fn put<K: Ord, V>(all: &mut std::collections::BTreeMap<K, V>, update: Update<K, V>) -> bool {
+    match update {
+        Update::Replaced(new) => {
+            *all = new;
+            return true;
+        }
+        Update::Changed(key, value) => drop(all.insert(key, value)),
+        Update::Removed(key) => drop(all.remove(&key)),
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_is_read_as_ovn_kubernetes_means_it() {
+        assert_eq!(spec(&Value::Null), Ok(EgressServiceRequest::default()));
+        let whole = json!({"sourceIPBy": "Network", "nodeSelector": {"matchLabels": {"rack": "a"}}, "network": "100"});
+        let read = spec(&whole).expect("it can be read");
+        assert_eq!((read.by_network, read.network.as_deref()), (true, Some("100")));
+        let rack = |value: &str| Labels::from([("rack".to_owned(), value.to_owned())]);
+        assert!(read.nodes.as_ref().is_some_and(|nodes| nodes.matches(&rack("a")) && !nodes.matches(&rack("b"))));
+        let invalid = json!({"matchExpressions": [{"key": "rack", "operator": "Near"}]});
+        assert!(spec(&json!({"nodeSelector": invalid})).is_err_and(|why| why.contains("unknown operator")));
+        assert!(spec(&json!({"sourceIPBy": "Moon"})).is_err());
+    }
+
+    #[test]
+    fn a_service_has_the_addresses_of_its_load_balancer() {
+        let service = json!({
+            "metadata": {"name": "front", "namespace": "shop"},
+            "spec": {"type": "LoadBalancer", "selector": {"app": "web"}, "externalTrafficPolicy": "Local"},
+            "status": {"loadBalancer": {"ingress": [{"hostname": "lb.example"}, {"ip": "192.0.2.1"}, {"ip": "nonsense"}]}},
+        });
+        let read = balanced(&serde_json::from_value(service).expect("a Service"));
+        assert_eq!((read.is_balanced, read.is_local), (true, true));
+        assert_eq!(read.ingress, ["192.0.2.1".parse::<IpAddr>().expect("a literal")]);
+    }
+
+    #[test]
+    fn an_assignment_of_all_nodes_has_no_list() {
+        let key = ServiceKey { namespace: "shop".into(), name: "front".into() };
+        let wanted = |nodes| WantedAssignment {
+            addresses: vec!["192.0.2.1".parse().expect("a literal")],
+            pods: Labels::from([("app".to_owned(), "web".to_owned())]),
+            nodes,
+        };
+        let spec = assignment_spec(&key, &wanted(None));
+        assert_eq!(spec["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"], "shop");
+        assert!(spec.get("nodes").is_none());
+        assert_eq!(assignment_spec(&key, &wanted(Some(["n1".into()].into())))["nodes"], json!(["n1"]));
+    }
+}

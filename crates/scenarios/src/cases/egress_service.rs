@@ -1,0 +1,234 @@
+//! EgressServices, with a load balancer that announces by the label of the node: pods leave with the Service's address by one
+//! node, its clients reach it there, and both follow the object, the Service and the nodes.
+
+use egress_lab::api_objects::{NODES, egress_service_label};
+use egress_lab::kube_api::objects::LabLoadBalancer;
+use egress_lab::load_balancer::LoadBalancer;
+use egress_lab::topology::addresses::Dual;
+
+use crate::prelude::*;
+
+const EGRESS_SERVICES: &str = "/apis/k8s.ovn.org/v1/namespaces/default/egressservices";
+const ASSIGNMENTS: &str = "/apis/egress-agent.io/v1alpha1/egressserviceassignments";
+const SERVICE: &str = "/api/v1/namespaces/default/services/web";
+/// The pods of the Service, each on the node of its number.
+const PODS: [&str; 3] = ["web1", "web2", "web3"];
+const EGRESS_IP: Dual = Dual::new([172, 18, 0, 110], [0xfd00, 0x172, 0x18, 0, 0, 0, 0, 0x110]);
+const CALL: Duration = Duration::from_millis(400);
+/// How long nothing may change, where nothing should.
+const STAYS: Duration = Duration::from_secs(3);
+/// What the router believes of an announcement takes as long.
+const MOVED: Duration = Duration::from_secs(10);
+
+pub(super) fn tests() -> Vec<LabTest> {
+    vec![
+        LabTest::new("service_pods_leave_with_its_address", Duration::from_secs(120), leave_with_its_address),
+        LabTest::new("service_precedes_egress_ip", Duration::from_secs(60), precedes_egress_ip),
+        LabTest::new("service_of_local_traffic_has_a_node_with_pods", Duration::from_secs(90), local_traffic),
+        LabTest::new("service_that_cannot_be_served_says_why", Duration::from_secs(60), says_why),
+    ]
+}
+
+struct ServiceLab {
+    cluster: TestCluster,
+    balancer: LabLoadBalancer,
+    running: LoadBalancer,
+    _servers: Vec<Server>,
+}
+
+impl ServiceLab {
+    /// The Service leads to these pods.
+    fn start(context: &LabContext, pods: &[&str]) -> Result<Self> {
+        let specs = PODS.iter().zip(1..).map(|(name, node)| pod(name, "default", node, &[("app", "web")])).collect();
+        let cluster = TestCluster::with_crd(context, specs, 0, |_| {})?;
+        let servers =
+            PODS.iter().map(|name| Server::in_pod(&cluster.lab, cluster.pod(name)?)).collect::<Result<_>>()?;
+        let balancer = LabLoadBalancer::new("default", "web", 0);
+        let running = LoadBalancer::start(&cluster.lab, &cluster.api)?;
+        let lab = Self { cluster, balancer, running, _servers: servers };
+        lab.lead_to(pods)?;
+        Ok(lab)
+    }
+
+    fn lead_to(&self, pods: &[&str]) -> Result<()> {
+        let pods = pods.iter().map(|name| self.cluster.pod(name)).collect::<Result<Vec<_>>>()?;
+        self.cluster.api.publish_load_balancer(&self.balancer, &pods)
+    }
+
+    fn put(&self, spec: Value) -> Result<()> {
+        let object = json!({
+            "apiVersion": "k8s.ovn.org/v1", "kind": "EgressService",
+            "metadata": {"name": "web", "namespace": "default"}, "spec": spec,
+        });
+        self.cluster.api.create(EGRESS_SERVICES, &object).map(drop)
+    }
+
+    fn edit(&self, spec: Value) -> Result<()> {
+        self.cluster.api.merge(&format!("{EGRESS_SERVICES}/web"), &json!({"spec": spec}))
+    }
+
+    fn delete(&self) -> Result<()> {
+        self.cluster.api.delete(&format!("{EGRESS_SERVICES}/web"))
+    }
+
+    fn host(&self) -> Result<Option<String>> {
+        let object = self.cluster.api.get(&format!("{EGRESS_SERVICES}/web"))?;
+        Ok(object.and_then(|object| Some(object["status"]["host"].as_str()?.to_owned())))
+    }
+
+    /// The nodes with the Service's label.
+    fn labelled(&self) -> Result<Vec<usize>> {
+        let label = egress_service_label("default", "web");
+        let mut labelled = Vec::new();
+        for number in 1..=3 {
+            let node = self.cluster.api.get(&format!("{NODES}/node{number}"))?.unwrap_or_default();
+            if node["metadata"]["labels"].get(&label).is_some() {
+                labelled.push(number);
+            }
+        }
+        Ok(labelled)
+    }
+
+    /// The status, the label, what the world sees of each pod, and that clients reach the address.
+    fn is_hosted_by(&self, number: usize) -> Result<()> {
+        let host = format!("node{number}");
+        until_true(&format!("{host} hosts it"), MOVED, || {
+            Ok(self.host()?.as_deref() == Some(&host) && self.labelled()? == [number])
+        })?;
+        for name in PODS {
+            self.pod_is_seen_as(name, self.balancer.ingress)?;
+        }
+        until_true("clients reach the Service by its address", MOVED, || {
+            let answers = self.balancer.ingress.both().map(|to| self.answers(to));
+            Ok(answers.into_iter().collect::<Result<Vec<_>>>()?.iter().all(|answered| *answered))
+        })
+    }
+
+    fn answers(&self, to: IpAddr) -> Result<bool> {
+        let answer = client::get_within(self.cluster.lab.outside(), SocketAddr::new(to, 80), "/", "caller", CALL)?;
+        Ok(answer.is_ok())
+    }
+
+    fn is_not_hosted(&self) -> Result<()> {
+        until_true("no node hosts it", MOVED, || {
+            Ok(self.host()?.unwrap_or_default().is_empty() && self.labelled()?.is_empty())
+        })?;
+        PODS.iter().zip(1..).try_for_each(|(name, number)| self.pod_is_seen_as(name, node(number)?.address()))
+    }
+
+    fn pod_is_seen_as(&self, name: &str, expected: Dual) -> Result<()> {
+        let netns = &self.cluster.pod(name)?.netns;
+        plan::SERVER
+            .both()
+            .into_iter()
+            .zip(expected.both())
+            .try_for_each(|(to, source)| self.cluster.becomes(netns, to, Observed::Source(source)))
+    }
+
+    fn finish(self) -> Result<()> {
+        self.running.finish()?;
+        self.cluster.tear_down()
+    }
+}
+
+fn hostname(name: &str) -> Value {
+    json!({"matchLabels": {"kubernetes.io/hostname": name}})
+}
+
+fn leave_with_its_address(context: &LabContext) -> Result<()> {
+    let lab = ServiceLab::start(context, &PODS)?;
+    let capture = Capture::start(&lab.cluster.lab)?;
+    lab.put(json!({}))?;
+    let first = until("some node hosts it", MOVED, || Ok(lab.labelled()?.first().copied()))?;
+    lab.is_hosted_by(first)?;
+
+    for number in [1, 2] {
+        println!("node{number} alone may host it");
+        lab.edit(json!({"nodeSelector": {"matchLabels": {"rack": number.to_string()}}}))?;
+        let label = |to: usize, value: Value| lab.cluster.label(&format!("{NODES}/node{to}"), "rack", &value);
+        label(number, json!(number.to_string()))?;
+        lab.is_hosted_by(number)?;
+    }
+    println!("no node may host it, then node3");
+    lab.edit(json!({"nodeSelector": {"matchLabels": {"rack": "3"}}}))?;
+    lab.is_not_hosted()?;
+    lab.cluster.label(&format!("{NODES}/node3"), "rack", &json!("3"))?;
+    lab.is_hosted_by(3)?;
+
+    println!("labels by others are taken back");
+    lab.cluster.label(&format!("{NODES}/node1"), &egress_service_label("default", "web"), &json!(""))?;
+    lab.cluster.label(&format!("{NODES}/node2"), &egress_service_label("gone", "x"), &json!(""))?;
+    lab.is_hosted_by(3)?;
+    until_true("the label of no EgressService is gone", EFFECT, || {
+        let node = lab.cluster.api.get(&format!("{NODES}/node2"))?.unwrap_or_default();
+        Ok(node["metadata"]["labels"].get(egress_service_label("gone", "x")).is_none())
+    })?;
+
+    println!("the EgressService is deleted");
+    lab.delete()?;
+    until_true("the label goes", EFFECT, || Ok(lab.labelled()?.is_empty()))?;
+    lab.is_not_hosted()?;
+    let left = lab.cluster.api.get(ASSIGNMENTS)?.unwrap_or_default();
+    ensure!(left["items"].as_array().is_some_and(Vec::is_empty), "assignments are left: {left}");
+    let seen = capture.finish_clean()?;
+    let pods = seen.packets(|key| !plan::is_lan(key.destination) && seen.class(key.source) == AddressKind::Pod);
+    ensure!(pods == 0, "{pods} packets with a pod's address have left the nodes");
+    lab.finish()
+}
+
+fn precedes_egress_ip(context: &LabContext) -> Result<()> {
+    let lab = ServiceLab::start(context, &PODS)?;
+    lab.cluster.assignable(1, true)?;
+    lab.cluster.assignable(3, true)?;
+    let object = egress_ip("both", &["172.18.0.110", "fd00:172:18::110"], &all(), &labels("app", "web"));
+    lab.cluster.assign(&object)?;
+    for name in PODS {
+        lab.pod_is_seen_as(name, EGRESS_IP)?;
+    }
+    lab.put(json!({"nodeSelector": hostname("node2")}))?;
+    lab.is_hosted_by(2)?;
+    lab.delete()?;
+    for name in PODS {
+        lab.pod_is_seen_as(name, EGRESS_IP)?;
+    }
+    lab.finish()
+}
+
+fn local_traffic(context: &LabContext) -> Result<()> {
+    let lab = ServiceLab::start(context, &["web2"])?;
+    lab.cluster.api.merge(SERVICE, &json!({"spec": {"externalTrafficPolicy": "Local"}}))?;
+    lab.put(json!({"nodeSelector": hostname("node1")}))?;
+    lab.is_not_hosted()?;
+    let asked = Instant::now();
+    until_true("it stays without a node", STAYS * 2, || {
+        ensure!(
+            lab.host()?.unwrap_or_default().is_empty() && lab.labelled()?.is_empty(),
+            "a node without pods hosts it"
+        );
+        Ok(asked.elapsed() > STAYS)
+    })?;
+    println!("a pod on node1");
+    lab.lead_to(&["web1", "web2"])?;
+    lab.is_hosted_by(1)?;
+    println!("that pod is gone");
+    lab.lead_to(&["web2"])?;
+    lab.is_not_hosted()?;
+    lab.finish()
+}
+
+fn says_why(context: &LabContext) -> Result<()> {
+    let lab = ServiceLab::start(context, &PODS)?;
+    lab.put(json!({"network": "100"}))?;
+    let event = lab.cluster.event("web", "UnsupportedRequest")?;
+    ensure!(event.contains("spec.network"), "the event says {event}");
+    lab.is_not_hosted()?;
+    lab.edit(json!({"network": null}))?;
+    let number = until("some node hosts it", MOVED, || Ok(lab.labelled()?.first().copied()))?;
+    lab.is_hosted_by(number)?;
+    println!("the address of the load balancer goes, and comes back");
+    lab.cluster.api.patch_status(SERVICE, &json!({"status": {"loadBalancer": {"ingress": []}}}))?;
+    lab.is_not_hosted()?;
+    lab.lead_to(&PODS)?;
+    lab.is_hosted_by(number)?;
+    lab.finish()
+}

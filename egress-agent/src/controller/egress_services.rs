@@ -1,0 +1,226 @@
+//! EgressServices, while this controller leads: writes an assignment for each that can have one, and says in `status.host` and
+//! by the label of a node which node the leader has chosen for it.
+//!
+//! The order of writes: assignments, statuses, labels that go, labels that come. So a load balancer never announces by two
+//! nodes, and by none before its programs translate: a label is set once the assignment is served.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::change_queue::ChangeReceiver;
+use egress_core::egress_service::{NotAssigned, WantedAssignment, assignment_name, host, host_label, label_changes};
+use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind};
+use egress_core::model::services::ServiceKey;
+use egress_core::model::view::{Change, Update};
+use egress_core::status::conditions::ASSIGNED;
+use egress_kube::api_outage::ApiOutages;
+use egress_kube::egress_service::{EgressServiceView, EgressServiceWriter, assignment_spec, watches};
+use egress_kube::events::Events;
+use egress_kube::leader_election::Leadership;
+use egress_kube::policy::status::{WriteError, WriteErrorLog};
+
+/// Changes that are taken together.
+const AT_ONCE: usize = 1024;
+/// Pause after a failed write without any change.
+const RETRY: Duration = Duration::from_secs(1);
+/// Timeout of one write.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the task needs.
+pub(super) struct EgressServiceTask {
+    pub(super) client: Client,
+    pub(super) outages: ApiOutages,
+    pub(super) events: Events,
+    pub(super) leadership: Leadership,
+}
+
+impl EgressServiceTask {
+    /// Runs until stopped.
+    pub(super) async fn run(self, mut policies: ChangeReceiver, stop: CancellationToken) {
+        let Self { client, outages, events, mut leadership } = self;
+        let mut changes = watches(&client, &outages).ready_chunks(AT_ONCE);
+        let writer = EgressServiceWriter::new(client);
+        let mut state = EgressServiceState {
+            view: EgressServiceView::default(),
+            policies: None,
+            reported: BTreeMap::new(),
+            write_errors: WriteErrorLog::default(),
+            writer,
+            events,
+            led: false,
+        };
+        let mut is_due = false;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(changes) = changes.next() => changes.into_iter().for_each(|change| state.view.apply(change)),
+                changes = policies.take() => match changes {
+                    Some(changes) => changes.into_iter().for_each(|change| state.apply(change)),
+                    None => return,
+                },
+                alive = leadership.changed() => {
+                    if !alive {
+                        return;
+                    }
+                    // A renewal alone changes nothing.
+                    if state.led == leadership.leads() {
+                        continue;
+                    }
+                }
+                () = tokio::time::sleep(RETRY), if is_due => {}
+            }
+            state.led = leadership.leads();
+            if !state.led {
+                (is_due, state.reported) = (false, BTreeMap::new());
+                continue;
+            }
+            if state.view.is_whole() && state.policies.is_some() {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    is_complete = state.pass(&leadership) => is_due = !is_complete,
+                }
+            }
+        }
+    }
+}
+
+/// What is known, and what has been said.
+struct EgressServiceState {
+    view: EgressServiceView,
+    /// The assignments as policies: what the leader has written to them.
+    policies: Option<Policies>,
+    /// The events that have been published, by the UID of the EgressService.
+    reported: BTreeMap<String, NotAssigned>,
+    write_errors: WriteErrorLog,
+    writer: EgressServiceWriter,
+    events: Events,
+    led: bool,
+}
+
+impl EgressServiceState {
+    fn apply(&mut self, change: Change) {
+        let Change::Policies(update) = change else { return };
+        match update {
+            Update::Replaced(all) => {
+                self.policies =
+                    Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::EgressService).collect());
+            }
+            Update::Changed(key, policy) if key.kind == PolicyKind::EgressService => {
+                self.policies.iter_mut().for_each(|all| drop(all.insert(key.clone(), Arc::clone(&policy))));
+            }
+            Update::Removed(key) => self.policies.iter_mut().for_each(|all| drop(all.remove(&key))),
+            Update::Changed(..) => {}
+        }
+    }
+
+    fn policy(&self, key: &ServiceKey) -> Option<&EgressPolicy> {
+        let key = PolicyKey { kind: PolicyKind::EgressService, name: assignment_name(key) };
+        self.policies.as_ref()?.get(&key).map(|policy| &**policy)
+    }
+
+    /// Writes what differs. Returns whether all of it is written.
+    async fn pass(&mut self, leadership: &Leadership) -> bool {
+        let wanted = self.view.inputs.wanted();
+        self.report(&wanted);
+        let mut errors = Vec::new();
+        self.write_assignments(&wanted, leadership, &mut errors).await;
+        let mut hosts = BTreeMap::new();
+        for (key, outcome) in &wanted {
+            let known = self.view.inputs.egress_services.get(key).and_then(|service| service.host.as_deref());
+            let policy = self.policy(key).filter(|_| outcome.is_ok());
+            let items = policy.map(|policy| policy.published.items.as_slice()).unwrap_or_default();
+            let host = host(known.unwrap_or_default(), items);
+            let is_served = policy
+                .and_then(|policy| policy.published.conditions.get(ASSIGNED))
+                .is_some_and(|(_, assigned)| assigned.status);
+            if known.is_none() || known != Some(&host) {
+                let written = timed(leadership, self.writer.set_host(key, &host)).await;
+                if written.is_ok() && (known.is_some() || !host.is_empty()) {
+                    info!(namespace = key.namespace, egressservice = key.name, host, "host written");
+                }
+                errors.extend(written.err());
+            }
+            // Without a host there is nothing to announce; one that does not serve for a moment stays announced.
+            let labelled = self.view.inputs.nodes.get(&host);
+            let is_labelled = labelled.is_some_and(|labels| labels.contains_key(&host_label(key)));
+            if !host.is_empty() && (is_served || is_labelled) {
+                hosts.insert(key.clone(), host);
+            }
+        }
+        let (remove, set) = label_changes(&self.view.inputs.nodes, &hosts);
+        let changes = remove.into_iter().map(|one| (one, None)).chain(set.into_iter().map(|one| (one, Some(""))));
+        for ((node, label), value) in changes {
+            let written = timed(leadership, self.writer.label(&node, &label, value)).await;
+            match written {
+                Ok(()) => info!(node, label, set = value.is_some(), "label of a node written"),
+                // Its new node must wait: two nodes would announce the addresses.
+                Err(error) => {
+                    errors.push(error);
+                    break;
+                }
+            }
+        }
+        self.log(&errors);
+        errors.is_empty()
+    }
+
+    async fn write_assignments(
+        &self,
+        wanted: &BTreeMap<ServiceKey, Result<WantedAssignment, NotAssigned>>,
+        leadership: &Leadership,
+        errors: &mut Vec<WriteError>,
+    ) {
+        let specs: BTreeMap<String, _> = wanted
+            .iter()
+            .filter_map(|(key, outcome)| Some((assignment_name(key), assignment_spec(key, outcome.as_ref().ok()?))))
+            .collect();
+        for (name, stored) in self.view.assignments.iter().filter(|(name, _)| !specs.contains_key(*name)) {
+            errors.extend(timed(leadership, self.writer.unassign(name, stored)).await.err());
+        }
+        for (name, spec) in &specs {
+            let stored = self.view.assignments.get(name);
+            if stored.is_none_or(|stored| stored.spec != *spec) {
+                errors.extend(timed(leadership, self.writer.assign(name, spec, stored)).await.err());
+            }
+        }
+    }
+
+    /// Publishes why EgressServices have no assignment, once each.
+    fn report(&mut self, wanted: &BTreeMap<ServiceKey, Result<WantedAssignment, NotAssigned>>) {
+        let mut reported = BTreeMap::new();
+        for (key, outcome) in wanted {
+            let (Err(why), Some(service)) = (outcome, self.view.inputs.egress_services.get(key)) else { continue };
+            let Some(reason) = why.reason() else { continue };
+            if self.reported.get(&service.uid) != Some(why) {
+                self.events.warn_of_egress_service((key, &service.uid), reason, &why.to_string());
+            }
+            reported.insert(service.uid.clone(), why.clone());
+        }
+        self.reported = reported;
+    }
+
+    fn log(&mut self, errors: &[WriteError]) {
+        match errors.first() {
+            Some(error) if self.write_errors.is_due(error.code(), std::time::Instant::now()) => {
+                warn!(others = errors.len() - 1, %error, "cannot write what becomes of EgressServices; trying again");
+            }
+            Some(_) => {}
+            None if self.write_errors.ends() => info!("what becomes of EgressServices is written again"),
+            None => {}
+        }
+    }
+}
+
+/// A write, unless this controller leads no more.
+async fn timed(leadership: &Leadership, write: impl Future<Output = Result<(), WriteError>>) -> Result<(), WriteError> {
+    if !leadership.leads() {
+        return Err(WriteError::Stale);
+    }
+    tokio::time::timeout(TIMEOUT, write).await.unwrap_or(Err(WriteError::Timeout))
+}
