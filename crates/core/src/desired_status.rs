@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::allocation::{AssignmentInputs, EntryStatus, Nodes, ObjectAssignment, assign};
-use crate::model::node::UnservedAddresses;
+use crate::model::node::{Unserved, UnservedAddresses};
 use crate::model::policy::{EgressPolicy, Item, Policies, PolicyPart, parse_egress_ip};
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
@@ -99,6 +99,7 @@ pub fn desired_statuses(planner: &mut HandoverPlanner, inputs: &StatusInputs<'_>
             (&handover_plan, inputs.endless),
         );
         mark_not_served(&mut assigned, inputs.unserved);
+        mark_impaired(&mut assigned, nodes);
         statuses.push(object_status(policy, assigned, new_items, (assignment.eligible, &cluster, inputs.pod_counts)));
     }
     DesiredStatuses {
@@ -161,6 +162,19 @@ fn mark_not_served(assigned: &mut ObjectAssignment, unserved: &BTreeMap<String, 
     }
 }
 
+/// Marks entries that have stayed on a node whose interface for them cannot send.
+fn mark_impaired(assigned: &mut ObjectAssignment, nodes: &Nodes) {
+    for (entry, status) in &mut assigned.entries {
+        let EntryStatus::Assigned { node } = status else { continue };
+        let there = nodes.get(node).zip(parse_egress_ip(entry));
+        let impairment = there.and_then(|(node, address)| node.impairment(address));
+        if let Some((interface, reason)) = impairment {
+            let why = Unserved::Interface { name: interface.name.clone(), reason: reason.clone() };
+            *status = EntryStatus::NotServed { node: std::mem::take(node), why };
+        }
+    }
+}
+
 /// For tests: no hand-over is open, and the lease of each node that holds an address has expired.
 #[derive(Debug, Default)]
 pub struct NoRecords {
@@ -219,8 +233,10 @@ impl NoRecords {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocation::samples::policy;
+    use crate::allocation::samples::{node, policy};
+    use crate::model::interface::{EgressInterface, InterfaceReason, InterfaceState};
     use crate::model::policy::Unreadable;
+    use crate::model::samples::interface;
 
     /// The policy's pods are unknown, so the decision must not let them leave with their nodes' addresses.
     #[test]
@@ -236,5 +252,23 @@ mod tests {
         };
         assert_eq!(published((*readable).clone()), Some(vec!["172.18.0.100".parse().expect("a literal")]));
         assert_eq!(published(unreadable), None);
+    }
+
+    #[test]
+    fn an_address_that_stays_on_a_dead_interface_is_said_not_to_be_served() {
+        let uplink = EgressInterface { is_uplink: true, ..interface("eth0", &["172.18.0.0/16"]) };
+        let state = InterfaceState::Attached(InterfaceReason::NextHopLost);
+        let dead = EgressInterface { state, ..interface("eth1", &["10.10.10.0/24"]) };
+        let (name, mut node) = node("n1", "172.18.0.1/16");
+        Arc::make_mut(&mut node).interfaces = vec![uplink, dead];
+        let nodes = Nodes::from([(name, node)]);
+        let policies = Policies::from([policy("a", 1, &["10.10.10.100"], &[("n1", "10.10.10.100")])]);
+        let (none, mut no_records) = (BTreeSet::new(), NoRecords::default());
+        let inputs = no_records.inputs(&policies, &nodes, &none, Instant::now());
+        let status = desired_statuses(&mut HandoverPlanner::default(), &inputs).policies.remove(0);
+        assert_eq!(status.items.len(), 1, "it stays");
+        let said = status.conditions.iter().map(|one| (one.status, one.reason)).collect::<Vec<_>>();
+        assert_eq!(said, [(false, "NotServed"), (true, "InterfaceCannotSend")]);
+        assert!(status.conditions[0].message.contains("eth1 cannot send (NextHopLost)"), "{:?}", status.conditions[0]);
     }
 }

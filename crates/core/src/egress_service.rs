@@ -62,6 +62,9 @@ pub struct ServiceEndpoints {
     pub nodes: BTreeSet<String>,
 }
 
+/// What a status says while each pod leaves by its own node.
+pub const ALL_HOSTS: &str = "ALL";
+
 /// What the cluster has.
 #[derive(Clone, Debug, Default)]
 pub struct EgressServiceInputs {
@@ -90,6 +93,8 @@ pub enum NotAssigned {
     Unreadable(String),
     /// A field whose value is not supported.
     Unsupported(&'static str),
+    /// Nothing is to be assigned: each pod leaves by its own node, with the address that the node's routes give it.
+    EachNode,
     NoService,
     NotBalanced,
     NoSelector,
@@ -108,7 +113,7 @@ impl NotAssigned {
             Self::Unsupported(_) => Some("UnsupportedRequest"),
             Self::NotBalanced | Self::NoSelector => Some("UnsupportedService"),
             Self::LabelTooLong | Self::LabelTaken(_) => Some("NoLabel"),
-            Self::NoService | Self::NoIngress | Self::NoEndpoints => None,
+            Self::EachNode | Self::NoService | Self::NoIngress | Self::NoEndpoints => None,
         }
     }
 }
@@ -118,6 +123,7 @@ impl fmt::Display for NotAssigned {
         match self {
             Self::Unreadable(why) => write!(f, "{why}"),
             Self::Unsupported(what) => write!(f, "{what} is not supported"),
+            Self::EachNode => f.write_str("each pod leaves by its own node"),
             Self::NoService => f.write_str("there is no Service of this name and namespace"),
             Self::NotBalanced => f.write_str("the Service is not of type LoadBalancer"),
             Self::NoSelector => {
@@ -174,13 +180,13 @@ impl EgressServiceInputs {
 
     fn assignment(&self, key: &ServiceKey, service: &EgressService) -> Result<WantedAssignment, NotAssigned> {
         let spec = service.spec.as_ref().map_err(|why| NotAssigned::Unreadable(why.clone()))?;
-        if spec.by_network {
-            return Err(NotAssigned::Unsupported("spec.sourceIPBy: Network"));
-        }
         if spec.network.as_ref().is_some_and(|network| !network.is_empty()) {
             return Err(NotAssigned::Unsupported("spec.network"));
         }
         let balanced = self.services.get(key).ok_or(NotAssigned::NoService)?;
+        if spec.by_network {
+            return Err(NotAssigned::EachNode);
+        }
         if !balanced.is_balanced {
             return Err(NotAssigned::NotBalanced);
         }
@@ -350,9 +356,12 @@ mod tests {
             without(&|all| all.egress_services.get_mut(&front).expect("it is there").spec = Ok(spec.clone()))
         };
         let by_network = EgressServiceRequest { by_network: true, ..EgressServiceRequest::default() };
-        assert_eq!(spec(by_network).reason(), Some("UnsupportedRequest"));
+        assert_eq!(spec(by_network), NotAssigned::EachNode);
         let table = EgressServiceRequest { network: Some("100".into()), ..EgressServiceRequest::default() };
-        assert_eq!(spec(table), NotAssigned::Unsupported("spec.network"));
+        assert_eq!(
+            (spec(table.clone()), spec(table).reason()),
+            (NotAssigned::Unsupported("spec.network"), Some("UnsupportedRequest"))
+        );
     }
 
     #[test]

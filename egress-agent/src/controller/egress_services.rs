@@ -14,7 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::change_queue::ChangeReceiver;
-use egress_core::egress_service::{NotAssigned, WantedAssignment, assignment_name, host, host_label, label_changes};
+use egress_core::egress_service::{
+    ALL_HOSTS, NotAssigned, WantedAssignment, assignment_name, host, host_label, label_changes,
+};
 use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind};
 use egress_core::model::services::ServiceKey;
 use egress_core::model::view::{Change, Update};
@@ -135,7 +137,10 @@ impl EgressServiceState {
             let known = self.view.inputs.egress_services.get(key).and_then(|service| service.host.as_deref());
             let policy = self.policy(key).filter(|_| outcome.is_ok());
             let items = policy.map(|policy| policy.published.items.as_slice()).unwrap_or_default();
-            let host = host(known.unwrap_or_default(), items);
+            let host = match outcome {
+                Err(NotAssigned::EachNode) => ALL_HOSTS.to_owned(),
+                _ => host(known.unwrap_or_default(), items),
+            };
             let is_served = policy
                 .and_then(|policy| policy.published.conditions.get(ASSIGNED))
                 .is_some_and(|(_, assigned)| assigned.status);

@@ -37,12 +37,14 @@ pub fn write(metadata: &mut MetadataMap, unserved: &UnservedAddresses) {
         return;
     }
     let entry = |(address, why): (&IpAddr, &Unserved)| match why {
-        Unserved::InUse(mac) => format!("{address}=in-use/{mac}"),
-        Unserved::HeldByNode(node) => format!("{address}=held-by-node/{node}"),
-        Unserved::Reserved => format!("{address}=reserved"),
-        Unserved::Refused => format!("{address}=refused"),
+        Unserved::InUse(mac) => Some(format!("{address}=in-use/{mac}")),
+        Unserved::HeldByNode(node) => Some(format!("{address}=held-by-node/{node}")),
+        Unserved::Reserved => Some(format!("{address}=reserved")),
+        Unserved::Refused => Some(format!("{address}=refused")),
+        // The node's EgressNode object says it.
+        Unserved::Interface { .. } => None,
     };
-    let entries: Vec<String> = unserved.iter().take(MOST).map(entry).collect();
+    let entries: Vec<String> = unserved.iter().filter_map(entry).take(MOST).collect();
     // Digits, letters, dots, colons and spaces are ASCII.
     if let Ok(value) = AsciiMetadataValue::try_from(entries.join(" ")) {
         metadata.insert(UNSERVED, value);

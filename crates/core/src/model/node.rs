@@ -102,8 +102,8 @@ pub struct Readiness {
 /// Assigned addresses that a node does not serve, by address.
 pub type UnservedAddresses = BTreeMap<IpAddr, Unserved>;
 
-/// Why a node does not serve an address that is assigned to it. The node reports it with its answers to probes, and the
-/// leader publishes it in the conditions of the object.
+/// Why a node does not serve an address that is assigned to it. The node reports it with its answers to probes, or in
+/// its EgressNode object, and the leader publishes it in the conditions of the object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unserved {
     /// Another host answers for it, with this link address.
@@ -114,6 +114,8 @@ pub enum Unserved {
     Reserved,
     /// The kernel refuses the entry.
     Refused,
+    /// The interface of the address cannot send, and no other node could take the address.
+    Interface { name: String, reason: InterfaceReason },
 }
 
 impl Unserved {
@@ -124,6 +126,7 @@ impl Unserved {
             Self::HeldByNode(_) => "HeldByNode",
             Self::Reserved => "ReservedAddress",
             Self::Refused => "EntryRefused",
+            Self::Interface { .. } => "InterfaceCannotSend",
         }
     }
 }
@@ -135,6 +138,9 @@ impl fmt::Display for Unserved {
             Self::HeldByNode(node) => write!(f, "node {node} still answers for it"),
             Self::Reserved => f.write_str("it can be no egress IP there"),
             Self::Refused => f.write_str("the node's kernel does not take it"),
+            Self::Interface { name, reason } => {
+                write!(f, "its interface {name} cannot send ({}), and no other node can take it", reason.code())
+            }
         }
     }
 }

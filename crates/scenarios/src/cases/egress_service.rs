@@ -25,6 +25,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         LabTest::new("service_pods_leave_with_its_address", Duration::from_secs(120), leave_with_its_address),
         LabTest::new("service_precedes_egress_ip", Duration::from_secs(60), precedes_egress_ip),
         LabTest::new("service_of_local_traffic_has_a_node_with_pods", Duration::from_secs(90), local_traffic),
+        LabTest::new("service_follows_its_nodes", Duration::from_secs(90), follows_its_nodes),
         LabTest::new("service_that_cannot_be_served_says_why", Duration::from_secs(60), says_why),
     ]
 }
@@ -91,11 +92,16 @@ impl ServiceLab {
 
     /// The status, the label, what the world sees of each pod, and that clients reach the address.
     fn is_hosted_by(&self, number: usize) -> Result<()> {
+        self.is_hosted_for(number, &PODS)
+    }
+
+    /// The same, as far as these pods can tell.
+    fn is_hosted_for(&self, number: usize, pods: &[&str]) -> Result<()> {
         let host = format!("node{number}");
         until_true(&format!("{host} hosts it"), MOVED, || {
             Ok(self.host()?.as_deref() == Some(&host) && self.labelled()? == [number])
         })?;
-        for name in PODS {
+        for name in pods {
             self.pod_is_seen_as(name, self.balancer.ingress)?;
         }
         until_true("clients reach the Service by its address", MOVED, || {
@@ -216,13 +222,68 @@ fn local_traffic(context: &LabContext) -> Result<()> {
     lab.finish()
 }
 
+/// Running flows survive that their host is drained, and a dead host is replaced.
+fn follows_its_nodes(context: &LabContext) -> Result<()> {
+    // Controllers run on the other nodes.
+    const FIRST: usize = 3;
+    const SECOND: usize = 2;
+    let lab = ServiceLab::start(context, &["web1"])?;
+    let label = |to: usize| lab.cluster.label(&format!("{NODES}/node{to}"), "rack", &json!("a"));
+    let drain = |value: Value| {
+        let annotations = json!({"metadata": {"annotations": {"k8s.ovn.org/egress-drain": value}}});
+        lab.cluster.api.merge(&format!("{NODES}/node{FIRST}"), &annotations)
+    };
+    lab.put(json!({"nodeSelector": {"matchLabels": {"rack": "a"}}}))?;
+    label(FIRST)?;
+    lab.is_hosted_by(FIRST)?;
+    label(SECOND)?;
+
+    println!("its host is drained");
+    let (netns, seen) = (&lab.cluster.pod("web1")?.netns, Observed::Source(lab.balancer.ingress.v4.into()));
+    let flow = TrafficFlow::udp(netns, (plan::SERVER.v4, ECHO_PORT).into(), Duration::from_millis(20))?;
+    drain(json!("true"))?;
+    let (mut asked, mut lost) = (0, 0);
+    until_true("the label moves, and what leaves has the address", MOVED, || {
+        let now = observe(netns, plan::SERVER.v4.into())?;
+        ensure!([&seen, &Observed::Nothing].contains(&&now), "request {asked} was seen as {now}");
+        asked += 1;
+        // A new connection begins at the new node, and is answered at the old one until the load balancer has followed.
+        lost += usize::from(now == Observed::Nothing);
+        Ok(lab.labelled()? == [SECOND])
+    })?;
+    lab.is_hosted_by(SECOND)?;
+    let report = flow.finish()?;
+    println!(
+        "meanwhile {lost} of {asked} connections, and {} of {} datagrams of one flow were lost",
+        report.lost(),
+        report.sent
+    );
+    ensure!(report.lost() == 0, "a flow that was there before has lost datagrams: {report:?}");
+
+    println!("its host loses its power");
+    drain(Value::Null)?;
+    let off = Instant::now();
+    lab.cluster.lab.set_power(lab.cluster.lab.node(node(SECOND)?), false)?;
+    lab.is_hosted_for(FIRST, &["web1", "web3"])?;
+    println!("after {} ms", off.elapsed().as_millis());
+    lab.cluster.lab.set_power(lab.cluster.lab.node(node(SECOND)?), true)?;
+    lab.is_hosted_for(FIRST, &["web1", "web2", "web3"])?;
+    lab.finish()
+}
+
 fn says_why(context: &LabContext) -> Result<()> {
     let lab = ServiceLab::start(context, &PODS)?;
     lab.put(json!({"network": "100"}))?;
     let event = lab.cluster.event("web", "UnsupportedRequest")?;
     ensure!(event.contains("spec.network"), "the event says {event}");
     lab.is_not_hosted()?;
-    lab.edit(json!({"network": null}))?;
+    println!("each pod by its own node");
+    lab.edit(json!({"network": null, "sourceIPBy": "Network"}))?;
+    until_true("the host is ALL", MOVED, || Ok(lab.host()?.as_deref() == Some("ALL") && lab.labelled()?.is_empty()))?;
+    for (name, number) in PODS.iter().zip(1..) {
+        lab.pod_is_seen_as(name, node(number)?.address())?;
+    }
+    lab.edit(json!({"sourceIPBy": null}))?;
     let number = until("some node hosts it", MOVED, || Ok(lab.labelled()?.first().copied()))?;
     lab.is_hosted_by(number)?;
     println!("the address of the load balancer goes, and comes back");
