@@ -26,7 +26,7 @@ use egress_core::node_health::liveness::ProbeTiming;
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::client::connect;
-use egress_kube::crd::{EgressIP, EgressNode};
+use egress_kube::crd::{EgressIP, EgressNode, EgressService, EgressServiceAssignment};
 use egress_kube::health_key::SharedKey;
 use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -265,12 +265,17 @@ async fn install_crd(client: &Client, full: bool) {
     } else {
         put(&crds, crd).await;
     }
-    let of_nodes: CustomResourceDefinition =
-        serde_json::from_value(serde_json::to_value(EgressNode::crd()).expect("serializable")).expect("a CRD");
-    match crds.create(&PostParams::default(), &of_nodes).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => {}
-        created => drop(created.expect("created")),
+    for other in [EgressNode::crd(), EgressService::crd(), EgressServiceAssignment::crd()] {
+        match crds.create(&PostParams::default(), &other).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            created => drop(created.expect("created")),
+        }
     }
+    let assignments: Api<EgressServiceAssignment> = Api::all(client.clone());
+    until("the kind EgressServiceAssignment is served", || async {
+        assignments.list(&ListParams::default()).await.is_ok()
+    })
+    .await;
     let egress_nodes: Api<EgressNode> = Api::all(client.clone());
     until("the kind EgressNode is served", || async { egress_nodes.list(&ListParams::default()).await.is_ok() }).await;
     // A new kind is not served at once.
