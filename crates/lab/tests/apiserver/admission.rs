@@ -99,6 +99,7 @@ impl Agents {
                 self.create(CONTROLLER, &config_map("other")),
                 self.create(0, &event("Pod", "node1")),
                 self.create(CONTROLLER, &event("Pod", "node1")),
+                self.refused(CONTROLLER, "/api/v1/nodes/node1", &other),
             ];
             let judged = refusals.map(|one| one.is_ok_and(|printed| printed.contains("ValidatingAdmissionPolicy")));
             if judged.iter().all(|one| *one) {
@@ -239,11 +240,28 @@ fn its_own_node(agents: &Agents) -> Result<()> {
     let nonsense = json!({"status": {"released": vec![json!({"address": "a", "handOver": 1}); 5000]}});
     says(refused(0, &format!("{PATH}/node1"), &nonsense), "released")?;
     says(refused(0, "/api/v1/nodes/node1", &json!({"status": {"phase": "x"}})), "cannot patch resource")?;
-    for agent in [0, CONTROLLER] {
-        let patch = annotated("k8s.ovn.org/egress-drain", &json!("true"));
-        says(agents.refused(agent, "/api/v1/nodes/node1", &patch), "cannot patch resource \"nodes\"")?;
-    }
+    let drained = annotated("k8s.ovn.org/egress-drain", &json!("true"));
+    says(agents.refused(0, "/api/v1/nodes/node1", &drained), "cannot patch resource \"nodes\"")?;
+    labels_of_nodes(agents)?;
     says(refused(CONTROLLER, &format!("{PATH}/node1"), &status), "cannot patch resource")
+}
+
+/// A controller sets the labels of nodes that load balancers announce by, and changes nothing else of them.
+fn labels_of_nodes(agents: &Agents) -> Result<()> {
+    const PATH: &str = "/api/v1/nodes/node1";
+    let labels = |labels: Value| json!({"metadata": {"labels": labels}});
+    agents.request(CONTROLLER, PATH, &labels(json!({"egress-service.k8s.ovn.org/shop-front": ""})))?;
+    agents.request(CONTROLLER, PATH, &labels(json!({"egress-service.k8s.ovn.org/shop-front": null})))?;
+    let only = "a controller may change the labels of nodes that name EgressServices and no others: not ";
+    for (label, value) in [("zone", Value::Null), ("zone", json!("b")), ("k8s.ovn.org/egress-assignable", json!(""))] {
+        says(agents.refused(CONTROLLER, PATH, &labels(json!({label: value}))), &format!("{only}{label}"))?;
+    }
+    let nothing_else = "a controller may change labels of a node and nothing else of it";
+    let drained = annotated("k8s.ovn.org/egress-drain", &json!("true"));
+    for patch in [drained, json!({"spec": {"unschedulable": true}})] {
+        says(agents.refused(CONTROLLER, PATH, &patch), nothing_else)?;
+    }
+    Ok(())
 }
 
 fn egress_ips(agents: &Agents) -> Result<()> {
