@@ -3,7 +3,7 @@
 //! merely begins.
 //!
 //! During an outage the pause doubles up to half a minute. When any failed request of this agent is answered, all
-//! watches retry within a second, at random: a thousand agents with seven watches each detect the server's return at
+//! watches retry within a second, at random: a thousand agents with eight watches each detect the server's return at
 //! the same moment. What the server refuses is retried every five seconds at least, because an administrator who grants
 //! a right or installs a definition waits for the effect.
 

@@ -1,4 +1,5 @@
-//! Seven watches of an agent, five of a controller, each as one stream of changes.
+//! Eight watches of an agent, six of a controller, each as one stream of changes; those for EgressServices are in
+//! [`crate::egress_service`].
 //!
 //! kube's watcher lists, watches, and lists again when it must. Its errors are reported to [`ApiOutages`], and [`crate::backoff`]
 //! paces retries. A list arrives as a whole (`Replaced`), so that objects that were deleted during an outage disappear. Objects
