@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use kube::Client;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -57,8 +58,10 @@ impl EgressServiceTask {
             events,
             led: false,
         };
-        let mut is_due = false;
+        // Renewals of the Lease come more often than a pause is long, so it is a point in time.
+        let mut retry_at: Option<Instant> = None;
         loop {
+            let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now));
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(changes) = changes.next() => changes.into_iter().for_each(|change| state.view.apply(change)),
@@ -75,17 +78,17 @@ impl EgressServiceTask {
                         continue;
                     }
                 }
-                () = tokio::time::sleep(RETRY), if is_due => {}
+                () = retry, if retry_at.is_some() => {}
             }
             state.led = leadership.leads();
             if !state.led {
-                (is_due, state.reported) = (false, BTreeMap::new());
+                (retry_at, state.reported) = (None, BTreeMap::new());
                 continue;
             }
             if state.view.is_whole() && state.policies.is_some() {
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    is_complete = state.pass(&leadership) => is_due = !is_complete,
+                    is_complete = state.pass(&leadership) => retry_at = (!is_complete).then(|| Instant::now() + RETRY),
                 }
             }
         }
