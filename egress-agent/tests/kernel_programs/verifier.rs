@@ -7,7 +7,7 @@
 //! process (`measure`) leaves no free file descriptor: the kernel verifies the program, writes its log, and fails at
 //! the end with EMFILE.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use aya::programs::{ProgramError, SchedClassifier};
@@ -66,9 +66,12 @@ fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
     ebpf.program_mut(name).expect("a program").try_into().expect("a classifier")
 }
 
+fn object() -> &'static [u8] {
+    egress_datapath::object::embedded().expect("an embedded object")
+}
+
 fn load() -> Ebpf {
-    let object = egress_datapath::object::embedded().expect("an embedded object");
-    EbpfLoader::new().verifier_log_level(VerifierLogLevel::STATS).load(object).expect("load the maps")
+    EbpfLoader::new().verifier_log_level(VerifierLogLevel::STATS).load(object()).expect("load the maps")
 }
 
 /// Not a test: the body of the process that `every_program_is_as_cheap_as_on_record` starts.
@@ -130,6 +133,65 @@ fn measured() -> BTreeMap<String, Figures> {
     figures
 }
 
+/// Bytes of stack that a call chain may have.
+const MOST_STACK: u32 = 512;
+/// What Linux 6.1 rounds each frame up to (`check_max_stack_depth`). Later kernels round up to 16 where their JIT allows.
+const FRAME_UNIT: u32 = 32;
+
+/// The functions that each function of a program calls, in the order of their instructions, as the loader links them. A
+/// function that is passed to a helper counts as called, as the verifier counts it.
+fn calls(object: &[u8]) -> BTreeMap<String, Vec<Vec<usize>>> {
+    const CALL: u8 = 0x85;
+    const LOAD_64: u8 = 0x18;
+    const PSEUDO_CALL: u8 = 1;
+    const PSEUDO_FUNCTION: u8 = 4;
+    let mut object = aya_obj::Object::parse(object).expect("an object");
+    let sections = object.functions.keys().map(|(section, _)| *section).collect();
+    object.relocate_calls(&sections).expect("linked functions");
+    let of_program = |program: &aya_obj::Program| {
+        let instructions = &object.functions[&program.function_key()].instructions;
+        let target = |(place, one): (usize, &aya_obj::generated::bpf_insn)| {
+            let is_call = (one.code, one.src_reg()) == (CALL, PSEUDO_CALL);
+            let is_function = (one.code, one.src_reg()) == (LOAD_64, PSEUDO_FUNCTION);
+            let target = i64::try_from(place).expect("few instructions") + 1 + i64::from(one.imm);
+            (is_call || is_function).then(|| (place, usize::try_from(target).expect("an instruction")))
+        };
+        let calls: Vec<(usize, usize)> = instructions.iter().enumerate().filter_map(target).collect();
+        let starts: BTreeSet<usize> = calls.iter().map(|(_, target)| *target).chain([0]).collect();
+        let starts: Vec<usize> = starts.into_iter().collect();
+        let function = |place: usize| starts.partition_point(|start| *start <= place) - 1;
+        let mut called = vec![Vec::new(); starts.len()];
+        calls.into_iter().for_each(|(place, target)| called[function(place)].push(function(target)));
+        called
+    };
+    object.programs.iter().map(|(name, program)| (name.clone(), of_program(program))).collect()
+}
+
+/// The stack of the deepest call chain that begins with this function. `known` are those of functions done before.
+fn deepest(function: usize, frames: &[u32], calls: &[Vec<usize>], known: &mut BTreeMap<usize, u32>) -> u32 {
+    if let Some(known) = known.get(&function) {
+        return *known;
+    }
+    let below = calls[function].iter().map(|called| deepest(*called, frames, calls, known)).max().unwrap_or_default();
+    let depth = frames[function].max(1).next_multiple_of(FRAME_UNIT) + below;
+    known.insert(function, depth);
+    depth
+}
+
+/// A kernel of another version counts the same frames, so that this one tells what Linux 6.1 would refuse.
+fn fits_into_the_stack_of_old_kernels(figures: &BTreeMap<String, Figures>) {
+    let calls = calls(object());
+    for (name, figures) in figures {
+        let frames: Vec<u32> =
+            figures.stack.split('+').map(|bytes| bytes.parse().expect("a number of bytes")).collect();
+        let calls = &calls[name];
+        assert_eq!(frames.len(), calls.len(), "{name}: as many frames as functions");
+        let depth = deepest(0, &frames, calls, &mut BTreeMap::new());
+        println!("{name}: the deepest call chain takes {depth} bytes of stack on Linux 6.1");
+        assert!(depth <= MOST_STACK, "{name}: Linux 6.1 refuses {depth} bytes of stack in one call chain");
+    }
+}
+
 fn jump(now: u32, before: u32) -> bool {
     u64::from(now) * 100 > u64::from(before) * u64::from(100 + TOLERANCE)
 }
@@ -160,6 +222,7 @@ fn every_program_is_as_cheap_as_on_record() {
     on_stage(|_| {
         let (kernel, now) = (kernel(), measured());
         assert_eq!(now.len(), PROGRAMS.len(), "{now:?}");
+        fits_into_the_stack_of_old_kernels(&now);
         let record = record();
         let Some(before) = record.get(&kernel) else {
             return println!("no figures of Linux {kernel} on record: nothing to compare with");
@@ -168,6 +231,15 @@ fn every_program_is_as_cheap_as_on_record() {
         let advice = "if that is meant, `cargo xtask verifier --bless` records it";
         assert!(jumps.is_empty(), "more than {TOLERANCE} % over the record; {advice}:\n{}", jumps.join("\n"));
     });
+}
+
+#[test]
+fn the_deepest_chain_counts_each_frame_as_linux_6_1_does() {
+    let calls = [vec![1, 2], vec![3], vec![3], vec![]];
+    let of = |frames: [u32; 4]| deepest(0, &frames, &calls, &mut BTreeMap::new());
+    assert_eq!(of([0, 0, 0, 0]), 3 * 32);
+    assert_eq!(of([33, 8, 40, 240]), 64 + 64 + 256);
+    assert_eq!(of([33, 72, 40, 240]), 64 + 96 + 256);
 }
 
 #[test]
