@@ -16,7 +16,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// As crates/supervise/src/lib.rs has it.
 const PANIC_IN: &str = "EGRESS_AGENT_TEST_PANIC_IN";
 /// Tasks of controllers; those that both have are played in agents.
-const OF_CONTROLLERS: [&str; 5] = ["census", "controller", "leader election", "leader knocks", "prober"];
+const OF_CONTROLLERS: [&str; 6] =
+    ["EgressServices", "census", "controller", "leader election", "leader knocks", "prober"];
 /// An object that logs packets is built for it alone.
 const ELSEWHERE: [&str; 1] = ["packet log"];
 
