@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::change_queue::ChangeSender;
 use egress_core::model::ledger::Ledger;
 use egress_core::model::node::{Node, Prepared, Readiness};
+use egress_core::model::policy::NamingPolicies;
 use egress_core::model::view::{Change, Update};
 use egress_datapath::overlay::endpoints::Endpoints;
 
@@ -19,6 +20,9 @@ pub(super) struct Listeners {
     pub(super) reconciler: ChangeSender,
     /// The Node of this agent's node.
     pub(super) own_node: watch::Sender<Option<Arc<Node>>>,
+    /// Whether this node may host egress IPs.
+    pub(super) is_egress_node: watch::Sender<bool>,
+    pub(super) naming: NamingPolicies,
     /// What this node is ready to take over.
     pub(super) readiness: watch::Receiver<Readiness>,
     pub(super) node_name: String,
@@ -38,6 +42,13 @@ impl Listeners {
         };
         if let Some(own) = own {
             self.own_node.send_if_modified(|known| known.replace(own.clone()).as_ref() != Some(own));
+        }
+        if let Change::Policies(update) = &change {
+            self.naming.apply(update.clone());
+        }
+        if matches!(change, Change::Policies(_)) || own.is_some() {
+            let is = self.own_node.borrow().as_ref().is_some_and(|own| self.naming.egress_nodes().has(own));
+            self.is_egress_node.send_if_modified(|known| std::mem::replace(known, is) != is);
         }
         if let Change::Nodes(update) = &change {
             self.endpoints.apply(update);
@@ -126,20 +137,45 @@ mod tests {
     use super::*;
     use crate::change_queue;
     use egress_core::model::ledger::{Acknowledgements, HandOver};
-    use egress_core::model::samples::ip;
+    use egress_core::model::policy::{EgressPolicy, EligibleNodes, PolicyKey, PolicyKind};
+    use egress_core::model::samples::{ip, origin};
 
-    #[tokio::test]
-    async fn a_node_receives_only_acknowledgements_of_hand_overs_to_it() {
-        let (reconciler, mut changes) = change_queue::inbox();
-        let mut listeners = Listeners {
+    fn listeners(reconciler: ChangeSender) -> Listeners {
+        Listeners {
             reconciler,
             own_node: watch::channel(None).0,
+            is_egress_node: watch::channel(false).0,
+            naming: NamingPolicies::default(),
             readiness: watch::channel(Readiness::default()).1,
             node_name: "n1".into(),
             acknowledging: BTreeMap::new(),
             ledger: watch::channel(Arc::<Ledger>::default()).0,
             endpoints: Endpoints::new("n1").0,
-        };
+        }
+    }
+
+    #[test]
+    fn a_node_without_the_label_takes_part_while_a_policy_allows_it() {
+        let mut listeners = listeners(change_queue::inbox().0);
+        let is = |listeners: &Listeners| *listeners.is_egress_node.borrow();
+        listeners.distribute(Change::Nodes(Update::Changed(
+            "n1".into(),
+            Arc::new(Node { name: "n1".into(), ..Node::default() }),
+        )));
+        assert!(!is(&listeners));
+        let key = PolicyKey { kind: PolicyKind::EgressService, name: "s".into() };
+        let mut policy = EgressPolicy::new(origin("s", 1));
+        for (name, expected) in [("n1", true), ("n2", false)] {
+            policy.eligible_nodes = EligibleNodes::One(Some([name.to_owned()].into()));
+            listeners.distribute(Change::Policies(Update::Changed(key.clone(), Arc::new(policy.clone()))));
+            assert_eq!(is(&listeners), expected, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_receives_only_acknowledgements_of_hand_overs_to_it() {
+        let (reconciler, mut changes) = change_queue::inbox();
+        let mut listeners = listeners(reconciler);
         let (ours, others) = (ip("172.18.0.100"), ip("172.18.0.101"));
         let acknowledgement = |name: &str| {
             let released = Acknowledgements::from([(ours, 7), (others, 8)]);

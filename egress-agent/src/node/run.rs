@@ -27,6 +27,7 @@ use crate::node::reconciler::ownership::{Coordination, FreshRead};
 use crate::node::{lease_keeper, probe_orders};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::{Node, Readiness};
+use egress_core::model::policy::NamingPolicies;
 use egress_core::model::settings::NodeSettings;
 use egress_core::model::state::SelectedPods;
 use egress_core::node_health::fitness::{Ready, UplinkState};
@@ -70,6 +71,7 @@ const QUESTIONS: usize = 16;
 struct AgentTopics {
     // Of the API watches.
     own_node: watch::Sender<Option<Arc<Node>>>,
+    is_egress_node: watch::Sender<bool>,
     ledger: watch::Sender<Arc<Ledger>>,
 
     // Of the reconciler.
@@ -183,6 +185,8 @@ impl AgentInputs {
         Listeners {
             reconciler,
             own_node: self.topics.own_node.clone(),
+            is_egress_node: self.topics.is_egress_node.clone(),
+            naming: NamingPolicies::default(),
             readiness: self.topics.readiness.subscribe(),
             node_name: self.node_name.clone(),
             acknowledging: BTreeMap::new(),
@@ -289,11 +293,11 @@ impl AgentInputs {
 
     fn uplink_watch(&self, host: Arc<Host>) -> impl Future<Output = ()> + use<> {
         let (topics, stop) = (&self.topics, self.stop.clone());
-        let (own_node, seen) = (topics.own_node.subscribe(), (topics.uplink.clone(), topics.next_hop.clone()));
-        let further = (own_node.clone(), stop.clone());
+        let (may_host, seen) = (topics.is_egress_node.subscribe(), (topics.uplink.clone(), topics.next_hop.clone()));
+        let further = (may_host.clone(), stop.clone());
         async move {
             let further = watch_further(&host.further, further.0, further.1);
-            tokio::join!(watch_uplink(&host, own_node, seen, stop), further);
+            tokio::join!(watch_uplink(&host, may_host, seen, stop), further);
         }
     }
 

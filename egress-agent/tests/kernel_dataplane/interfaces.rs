@@ -1,14 +1,12 @@
 //! Programs, claims and announcements on further egress interfaces.
 
 use std::net::{IpAddr, UdpSocket};
-use std::sync::Arc;
 use std::time::Duration;
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, Map, MapData};
 use egress_common::abi::{InterfaceAddresses, NeighbourEntry, NeighbourKey, Owned, RouteDestination, RouteEntry};
 use egress_core::model::interface::{InterfaceReason, InterfaceState};
-use egress_core::model::node::Node;
 use egress_core::model::state::{Action, EgressId, OnUnknownPod};
 use egress_core::plan::executor::{Executor, Expected};
 use egress_datapath::announce::next_hop::watch_further;
@@ -328,10 +326,10 @@ fn nic_without_a_next_hop_cannot_send() {
     on_node(|node| async move {
         node.make_eth1();
         let dataplane = node.start().await;
-        let (assignable, own_node) = channel(Some(Arc::new(Node { assignable: true, ..Node::default() })));
+        let (is_egress_node, may_host) = channel(true);
         let (further, stop) = (dataplane.next_hops(), CancellationToken::new());
         let until = stop.clone();
-        let watch = tokio::spawn(async move { watch_further(&further, own_node, until).await });
+        let watch = tokio::spawn(async move { watch_further(&further, may_host, until).await });
         let lost = Some(InterfaceState::Attached(InterfaceReason::NextHopLost));
         let works = || state(&dataplane, "eth1") == Some(InterfaceState::Usable);
         let is_lost = || state(&dataplane, "eth1") == lost;
@@ -345,8 +343,8 @@ fn nic_without_a_next_hop_cannot_send() {
         eventually("now it does", works).await;
         ip("route del 198.51.101.0/24\n");
         eventually("the other gateway does not count any more", is_lost).await;
-        assignable.send_replace(None);
-        eventually("a node without the label asks no gateway", works).await;
+        is_egress_node.send_replace(false);
+        eventually("a node that takes no part asks no gateway", works).await;
         stop.cancel();
         watch.await.expect("the watch ends");
     });

@@ -15,7 +15,7 @@ use crate::model::node::Node;
 use crate::model::selector::Selector;
 
 use crate::model::state::{EgressIds, Family, family_of};
-use crate::model::view::{CreationTimestamp, Reading};
+use crate::model::view::{CreationTimestamp, Reading, Update};
 
 /// One entry of `status.items`, as written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -215,6 +215,25 @@ impl EgressNodes {
     /// Whether the node has the label, or is among those of a policy.
     pub fn has(&self, node: &Node) -> bool {
         node.assignable || self.all || self.named.contains(&node.name)
+    }
+}
+
+/// The policies that allow other nodes than labelled ones, by the changes of all policies.
+#[derive(Debug, Default)]
+pub struct NamingPolicies(Policies);
+
+impl NamingPolicies {
+    pub fn apply(&mut self, update: Update<PolicyKey, Arc<EgressPolicy>>) {
+        let names_nodes = |policy: &EgressPolicy| policy.eligible_nodes.is_one();
+        match update {
+            Update::Replaced(all) => self.0 = all.into_iter().filter(|(_, policy)| names_nodes(policy)).collect(),
+            Update::Changed(key, policy) if names_nodes(&policy) => drop(self.0.insert(key, policy)),
+            Update::Changed(key, _) | Update::Removed(key) => drop(self.0.remove(&key)),
+        }
+    }
+
+    pub fn egress_nodes(&self) -> EgressNodes {
+        EgressNodes::of(self.0.values().map(|policy| &**policy))
     }
 }
 

@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rtnetlink::Handle;
@@ -26,7 +25,7 @@ use crate::announce::socket::PacketSocket;
 use crate::devices::host::{Host, next_hop};
 use crate::devices::interfaces::{self, FurtherNextHops, Interface, InterfaceGateways};
 use crate::devices::records;
-use egress_core::model::node::{Mac, Node};
+use egress_core::model::node::Mac;
 use egress_core::node_health::fitness::UplinkState;
 
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -39,7 +38,7 @@ const ROUTES_EVERY: u32 = 4;
 /// Checks until `stop`; publishes the uplink's state and the time of the last answer.
 pub async fn watch_uplink(
     host: &Host,
-    own_node: watch::Receiver<Option<Arc<Node>>>,
+    is_egress_node: watch::Receiver<bool>,
     (seen, answered): (watch::Sender<UplinkState>, watch::Sender<Option<std::time::Instant>>),
     stop: CancellationToken,
 ) {
@@ -47,7 +46,7 @@ pub async fn watch_uplink(
     let mut look = Instant::now();
     while !stop.is_cancelled() {
         look += INTERVAL;
-        let may_host = own_node.borrow().as_ref().is_some_and(|node| node.assignable);
+        let may_host = *is_egress_node.borrow();
         if !may_host {
             hops = Hops::default();
         }
@@ -74,16 +73,12 @@ pub async fn watch_uplink(
 }
 
 /// Checks the gateways of further interfaces until `stop`.
-pub async fn watch_further(
-    further: &FurtherNextHops,
-    own_node: watch::Receiver<Option<Arc<Node>>>,
-    stop: CancellationToken,
-) {
+pub async fn watch_further(further: &FurtherNextHops, is_egress_node: watch::Receiver<bool>, stop: CancellationToken) {
     let mut interfaces = BTreeMap::<u32, FurtherHops>::new();
     let mut look = Instant::now();
     while !stop.is_cancelled() {
         look += INTERVAL;
-        let may_host = own_node.borrow().as_ref().is_some_and(|node| node.assignable);
+        let may_host = *is_egress_node.borrow();
         let asked = if may_host { further.asked.borrow().clone() } else { Vec::new() };
         interfaces.retain(|index, _| asked.iter().any(|one| one.index == *index));
         for one in &asked {

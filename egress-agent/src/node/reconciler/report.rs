@@ -6,6 +6,7 @@ use crate::debug::{Address, ClusterState, OpenHandOver, Question, ReconcilerRepo
 use crate::metrics::snapshot::{InKernel, ReconcilerSnapshot, ServedAddress};
 use crate::node::reconciler::Reconciler;
 use egress_core::display_names::Names;
+use egress_core::model::policy::EgressNodes;
 use egress_core::model::state::{EgressId, HandoverStage, KernelState, PodState, TunnelEndpoint};
 use egress_core::model::view::{ClusterView, PodKey};
 use egress_core::plan::executor::Executor;
@@ -155,9 +156,10 @@ impl<E: Executor> Reconciler<E> {
             pod: format!("{}/{}", pod.namespace, pod.name),
             served_by: served_by.name.clone(),
         });
+        let egress_nodes = EgressNodes::of(view.policies.values().map(|policy| &**policy));
         ClusterState {
             node: ownership.node_name().to_owned(),
-            egress_node: own.is_some_and(|own| own.assignable),
+            egress_node: own.is_some_and(|own| egress_nodes.has(own)),
             drained: own.is_some_and(|own| own.drained),
             hand_overs: open.collect(),
             suspects: ledger.suspects.keys().filter(|name| view.nodes.contains_key(*name)).cloned().collect(),

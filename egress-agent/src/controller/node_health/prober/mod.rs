@@ -25,7 +25,7 @@ use crate::controller::node_health::confirmation::{Confirmation, OtherNodes};
 use crate::controller::node_health::session::{Finding, ProbePath, ProbeSettings, SessionInputs, probe_node};
 use egress_core::model::ledger::{Acknowledgements, Ledger};
 use egress_core::model::node::Node;
-use egress_core::model::policy::{EgressNodes, EgressPolicy, PolicyKey};
+use egress_core::model::policy::NamingPolicies;
 use egress_core::model::view::{Change, Update};
 use egress_core::node_health::NodeHealth;
 use egress_core::node_health::liveness::{AgentAnswer, Liveness, Signal};
@@ -173,28 +173,17 @@ fn stop_probing(node_health: &watch::Sender<NodeHealth>) {
 #[derive(Default)]
 struct KnownNodes {
     nodes: BTreeMap<String, Arc<Node>>,
-    naming: BTreeMap<PolicyKey, Arc<EgressPolicy>>,
-}
-
-impl KnownNodes {
-    fn egress_nodes(&self) -> EgressNodes {
-        EgressNodes::of(self.naming.values().map(|policy| &**policy))
-    }
+    naming: NamingPolicies,
 }
 
 fn apply(known: &mut KnownNodes, ledger: &mut Arc<Ledger>, change: Change) {
     let KnownNodes { nodes: known, naming } = known;
-    let names_nodes = |policy: &EgressPolicy| policy.eligible_nodes.is_one();
     match change {
         Change::Ledger(new) => *ledger = new,
         Change::Nodes(Update::Replaced(nodes)) => *known = nodes,
         Change::Nodes(Update::Changed(name, node)) => drop(known.insert(name, node)),
         Change::Nodes(Update::Removed(name)) => drop(known.remove(&name)),
-        Change::Policies(Update::Replaced(all)) => {
-            *naming = all.into_iter().filter(|(_, policy)| names_nodes(policy)).collect();
-        }
-        Change::Policies(Update::Changed(key, policy)) if names_nodes(&policy) => drop(naming.insert(key, policy)),
-        Change::Policies(Update::Changed(key, _) | Update::Removed(key)) => drop(naming.remove(&key)),
+        Change::Policies(update) => naming.apply(update),
         Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
     }
 }
@@ -280,7 +269,7 @@ impl Probing {
 
     /// Starts and ends probes so that exactly the egress nodes are probed.
     fn update_nodes(&mut self, known: &KnownNodes) {
-        let (nodes, egress_nodes, now) = (&known.nodes, known.egress_nodes(), Instant::now());
+        let (nodes, egress_nodes, now) = (&known.nodes, known.naming.egress_nodes(), Instant::now());
         for (_, probed) in self.probed.iter_mut().filter(|(name, _)| !nodes.contains_key(*name)) {
             probed.until.get_or_insert(now + LINGER);
         }
