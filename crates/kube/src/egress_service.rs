@@ -1,7 +1,7 @@
 //! EgressServices (`k8s.ovn.org/v1`): what the controller reads and writes for them. What follows from what, [`egress_core::egress_service`]
 //! says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use futures::{Stream, StreamExt, stream};
@@ -210,11 +210,11 @@ fn patch_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
-/// Takes a change. Returns whether the whole is known: each kind has been listed.
+/// What the watches have brought so far.
 #[derive(Default)]
 pub struct EgressServiceView {
     pub inputs: EgressServiceInputs,
-    pub assignments: std::collections::BTreeMap<String, StoredAssignment>,
+    pub assignments: BTreeMap<String, StoredAssignment>,
     listed: BTreeSet<u8>,
 }
 
@@ -239,7 +239,7 @@ impl EgressServiceView {
     }
 }
 
-fn put<K: Ord, V>(all: &mut std::collections::BTreeMap<K, V>, update: Update<K, V>) -> bool {
+fn put<K: Ord, V>(all: &mut BTreeMap<K, V>, update: Update<K, V>) -> bool {
     match update {
         Update::Replaced(new) => {
             *all = new;

@@ -1,8 +1,9 @@
 //! Which nodes could take an address.
 //!
 //! - A node takes part if it has the label, or a policy names its nodes otherwise and this one is among them; if it is
-//!   ready, answers, and has published its networks. An address goes to a node whose primary network contains it. If it belongs to another interface of some node that hosts it there, only
-//!   such nodes can take it, as in OVN-Kubernetes.
+//!   ready, answers, and has published its networks. An address goes to a node whose primary network contains it. If
+//!   it belongs to another interface of some node that hosts it there, only such nodes can take it, as in
+//!   OVN-Kubernetes.
 //! - A node whose agent is away keeps its addresses and takes no new ones. Neither does a drained node, whose addresses
 //!   move to others as far as these can take them. The same holds for the addresses of one interface that cannot send.
 //! - Addresses with the same candidates share an [`AddressClass`]: there are few of them, however many addresses and
