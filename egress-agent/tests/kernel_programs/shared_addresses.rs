@@ -152,19 +152,32 @@ fn a_search_finds_the_last_port_beside_a_service() {
     });
 }
 
-/// Each of the two nodes serves the clients that arrive there; replies are passed on.
+/// Each of the two nodes serves the clients that arrive there; all else may be for a flow of the other node.
 #[test]
-fn a_hand_over_passes_on_known_flows_only() {
+fn a_hand_over_passes_on_all_but_the_services_ports() {
     both(|stage, cast| {
         begin(stage, cast);
+        for protocol in [6, 17] {
+            stage.expose(cast.egress, protocol, 443);
+        }
         stage.hand_over(cast, HandoverStage::Leaving);
         stage.owned.remove(&cast.here).expect("it is owned");
-        stage.run_frame(&FROM_NETDEV, &to_address(cast, 80, 4000).frame(), Verdict::HandedOver);
-        stage.passes(&FROM_NETDEV, &to_address(cast, 5000, 443).tcp(SYN), Verdict::NotOurs);
+        let kind = if cast.egress.contains(':') { [1, 4] } else { [3, 3] };
+        let about = |port| {
+            arriving(cast.router, cast.egress, Body::Icmp(kind, [0; 4]), &packet(cast.egress, cast.world, port, 80), 8)
+        };
+        // 4009: a flow that the new node alone knows.
+        for answer in [to_address(cast, 80, 4000), to_address(cast, 80, 4009), about(4000), about(4009)] {
+            stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::HandedOver);
+        }
+        for client in [to_address(cast, 5000, 443).tcp(SYN), to_address(cast, 5000, 443), about(443)] {
+            stage.passes(&FROM_NETDEV, &client, Verdict::NotOurs);
+        }
         assert!(stage.owned_addr.get(&addr(cast.egress), 0).expect("it stays").is_shared());
         stage.share(cast.here, cast.egress);
         stage.hand_over(cast, HandoverStage::Open);
         stage.run_frame(&FROM_NETDEV, &to_address(cast, 80, 4000).frame(), Verdict::ReplyHere);
+        stage.run_frame(&FROM_NETDEV, &to_address(cast, 80, 4009).frame(), Verdict::HandedOver);
         stage.passes(&FROM_NETDEV, &to_address(cast, 5000, 443).tcp(SYN), Verdict::NotOurs);
     });
 }

@@ -8,7 +8,7 @@
 //! untouched.
 
 use super::{Tables, fragments, slots};
-use crate::abi::{Addr, Class, Config, Family, HandoverStage, NatEntry, Origin, Verdict};
+use crate::abi::{Addr, Class, Config, ExposedPort, Family, HandoverStage, NatEntry, Origin, Verdict};
 use crate::wire::{Fragment, Headers, L4, Plain, Quote, Segment};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,9 @@ pub fn decide<'t, T: Tables>(
             return FromNetdev::Done(Verdict::WrongInterface);
         }
         let (egress_id, is_shared) = (owned.egress_id, owned.is_shared());
-        if is_elsewhere(headers, quote, egress_id, tables, false) {
+        if is_elsewhere(headers, quote, egress_id, tables, false)
+            && (!is_shared || may_be_for_pod(headers, quote, tables))
+        {
             return FromNetdev::PassOn { egress_id };
         }
         // Fragments of a Service's client are not held: the first one has no NAT entry and releases none.
@@ -111,9 +113,6 @@ fn or_left_alone(decision: FromNetdev<'_>) -> FromNetdev<'_> {
 /// A fragment follows its first one, which alone has the ports: the old owner passes all of them on, and the new owner
 /// keeps those whose first one it kept. An ICMP error follows the flow that it quotes.
 ///
-/// At a shared address only packets of known flows are passed on, because the others may be of the Service's clients,
-/// which are served where they arrive. So a reply at the new owner is lost until the pod has sent there.
-///
 /// Out of line, because a hand-over is rare.
 #[inline(never)]
 fn is_elsewhere<T: Tables>(headers: &mut Headers, quote: &Quote, egress_id: u32, tables: &T, passed: bool) -> bool {
@@ -121,27 +120,35 @@ fn is_elsewhere<T: Tables>(headers: &mut Headers, quote: &Quote, egress_id: u32,
     if handover.owned.address != headers.tuple.daddr {
         return false;
     }
-    let (is_shared, since_ns) = (handover.owned.is_shared(), handover.since_ns);
-    let is_elsewhere = match handover.stage() {
+    let since_ns = handover.since_ns;
+    match handover.stage() {
         // An agent that was killed during this step still owns the address.
         Some(HandoverStage::Leaving) => !passed && !is_held(egress_id, &headers.tuple.daddr, tables),
         Some(HandoverStage::Arriving | HandoverStage::Open) => !is_sent_since(headers, quote, since_ns, tables),
         None => false,
-    };
-    is_elsewhere && (!is_shared || is_of_known_flow(headers, quote, tables))
+    }
 }
 
-/// Whether this node has a NAT entry of the flow that this packet answers, or quotes in an error. Later fragments of a
-/// known first one belong to it too.
+/// Whether a packet for a shared address may be for a pod's flow, known here or not: pods have no port of the Service. All
+/// else is of the Service's clients, which are served where they arrive. Later fragments follow their first one.
 ///
 /// Out of line, so that its frame is released.
 #[inline(never)]
-fn is_of_known_flow<T: Tables>(headers: &mut Headers, quote: &Quote, tables: &T) -> bool {
-    let is_known = is_sent_since(headers, quote, 0, tables);
-    if is_known && headers.fragment == Fragment::First {
+fn may_be_for_pod<T: Tables>(headers: &mut Headers, quote: &Quote, tables: &T) -> bool {
+    if headers.fragment == Fragment::Later {
         fragments::resolve(headers, tables);
     }
-    is_known
+    let reverse = match headers.l4 {
+        L4::IcmpError => quote.flow(),
+        L4::Tcp | L4::Udp | L4::Sctp | L4::EchoReply => &headers.tuple,
+        _ => return false,
+    };
+    let port = ExposedPort::new(reverse.daddr, reverse.protocol, reverse.dport());
+    let may_be = reverse.daddr == headers.tuple.daddr && tables.exposure(&port).is_none();
+    if may_be && headers.fragment == Fragment::First {
+        fragments::resolve(headers, tables);
+    }
+    may_be
 }
 
 /// Whether this node owns the address.

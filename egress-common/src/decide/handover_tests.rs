@@ -38,6 +38,8 @@ const NEW_WRITES: usize = 6;
 
 struct Pair {
     cast: Cast,
+    /// The address is a Service's too.
+    is_shared: bool,
     old: MemoryMaps,
     new: MemoryMaps,
 }
@@ -61,8 +63,9 @@ fn can_be(old: usize, new: usize) -> bool {
 
 impl Pair {
     /// Begins with the address on the old owner.
-    fn new(cast: Cast) -> Self {
-        let pair = Self { cast, old: staged(&cast), new: staged(&cast) };
+    fn new(cast: Cast, is_shared: bool) -> Self {
+        let pair = Self { cast, is_shared, old: staged(&cast), new: staged(&cast) };
+        pair.old.put_owned(ID, pair.owned());
         pair.settle(&pair.old, NODE);
         pair.settle(&pair.new, OTHER_NODE);
         pair.new.disown(ID);
@@ -92,9 +95,14 @@ impl Pair {
         maps.configure(|config| config.decisions += 1);
     }
 
-    fn move_entry(&self, maps: &MemoryMaps, stage: HandoverStage, peer: &str) {
+    fn owned(&self) -> Owned {
         let owned = Owned::new(ID, addr(self.cast.egress), UPLINK, [2, 0, 0, 0, 0, 1], 1500);
-        maps.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, maps.now.get(), addr(peer), owned));
+        if self.is_shared { owned.shared(ID) } else { owned }
+    }
+
+    fn move_entry(&self, maps: &MemoryMaps, stage: HandoverStage, peer: &str) {
+        let entry = HandoverEntry::new(ID, stage, maps.now.get(), addr(peer), self.owned());
+        maps.handovers.borrow_mut().insert(ID, entry);
     }
 
     fn write_old(&self, number: usize) {
@@ -113,7 +121,7 @@ impl Pair {
 
     fn write_new(&self, number: usize) {
         let (maps, egress) = (&self.new, addr(self.cast.egress));
-        let owned = Owned::new(ID, egress, UPLINK, [2, 0, 0, 0, 0, 1], 1500);
+        let owned = self.owned();
         match number {
             0 => {}
             READY => self.move_entry(maps, HandoverStage::Arriving, NODE),
@@ -232,10 +240,10 @@ impl Pair {
 
 /// Every possible state of the two nodes, each with fresh maps.
 fn every_state(test: impl Fn(&Pair, usize, usize)) {
-    for cast in [V4, V6] {
+    for (cast, is_shared) in [(V4, false), (V4, true), (V6, false), (V6, true)] {
         for (old, new) in (0..=OLD_WRITES).flat_map(|old| (0..=NEW_WRITES).map(move |new| (old, new))) {
             if can_be(old, new) {
-                let pair = Pair::new(cast);
+                let pair = Pair::new(cast, is_shared);
                 (0..=old).for_each(|number| pair.write_old(number));
                 (0..=new).for_each(|number| pair.write_new(number));
                 test(&pair, old, new);
@@ -306,9 +314,9 @@ fn answers_reach_the_node_that_sent() {
 /// agent.
 #[test]
 fn an_old_owner_killed_before_the_release_continues_alone() {
-    for cast in [V4, V6] {
+    for (cast, is_shared) in [(V4, false), (V4, true), (V6, false), (V6, true)] {
         for old in 0..GIVEN_UP {
-            let pair = Pair::new(cast);
+            let pair = Pair::new(cast, is_shared);
             (0..=old).for_each(|number| pair.write_old(number));
             pair.begin_flows();
             for answer in pair.answers(OLD_PORT) {
