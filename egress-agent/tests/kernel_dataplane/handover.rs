@@ -84,7 +84,7 @@ fn a_hand_over_follows_the_uplink_and_begins_without_one() {
     });
 }
 
-/// The programs pass on a shared address's known flows only, also after a restart.
+/// At a shared address the programs leave the Service's ports alone, also after a restart.
 #[test]
 fn a_shared_address_stays_shared_in_its_hand_over() {
     on_node(|node| async move {

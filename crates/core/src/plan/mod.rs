@@ -12,10 +12,10 @@
 //! 6. the claims that waited for these are added;
 //! 7. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
 //!    and the flows of lost addresses are cut;
-//! 8. pods change, and their old flows are cut;
-//! 9. policies are removed, then the remaining addresses (the policy before the gateway's side), and flows that other
+//! 8. finished hand-overs end;
+//! 9. pods and ports of Services change, and old flows of the pods are cut;
+//! 10. policies are removed, then the remaining addresses (the policy before the gateway's side), and flows that other
 //!    nodes sent by these until then are cut;
-//! 10. finished hand-overs end;
 //! 11. prefixes are removed, the shortest first, then node addresses;
 //! 12. unknown pods pass, if desired.
 //!
@@ -58,12 +58,12 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.own_rest();
     plan.park_pods();
     plan.put_policies();
+    plan.end_handovers();
     let pods = actual.pods.keys().chain(desired.pods.keys());
     let exposed = actual.exposed.keys().chain(desired.exposed.keys());
     plan.change_pods(pods.chain(exposed).copied().collect::<BTreeSet<_>>());
     plan.remove_policies();
     plan.disown_rest();
-    plan.end_handovers();
     plan.remove_places();
     plan.unknown_pods(OnUnknownPod::PassWhileFollowed);
     plan.unknown_pods(OnUnknownPod::Pass);
@@ -249,6 +249,9 @@ impl Planner<'_> {
             let is_held =
                 handover.stage == HandoverStage::Leaving && self.state.owned.get(id) == Some(&handover.address);
             if is_held || self.state.handovers.get(id) != Some(handover) {
+                if handover.is_shared {
+                    self.put_ports(handover.address);
+                }
                 self.push(Action::PutHandover(*id, *handover));
             }
         }
@@ -295,10 +298,15 @@ impl Planner<'_> {
         if !self.desired.shared.contains(&id) {
             return self.push(Action::Own(id, address));
         }
-        // First, so that no flow gets a port of a Service.
+        self.put_ports(address);
+        self.push(Action::Share(id, address));
+    }
+
+    /// The ports of Services at a shared address, before it is used: no flow of a pod gets one of them, and no packet to
+    /// them is passed on.
+    fn put_ports(&mut self, address: IpAddr) {
         let ports = change_exposed(&self.state, self.desired, address);
         ports.into_iter().for_each(|action| self.push(action));
-        self.push(Action::Share(id, address));
     }
 
     /// Removes claims that block others: the object should own another address, or this one in another way, or another

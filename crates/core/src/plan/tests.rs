@@ -7,7 +7,7 @@ use egress_common::random::Random;
 use super::reference::*;
 use super::*;
 use crate::model::samples::ip;
-use crate::model::state::{PodOwner, PodPort, TunnelEndpoint};
+use crate::model::state::{HandoverState, PodOwner, PodPort, TunnelEndpoint};
 
 fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
     let actions = plan(old, new);
@@ -222,6 +222,40 @@ fn ports_of_a_service_are_known_before_its_address_is_claimed() {
     assert_eq!(actions, [Action::Conceal(address, port(443))]);
     let cut = Action::CutFlows(id, BTreeSet::from([address]));
     assert_eq!(check_plan(&one, &none), [Action::Conceal(address, port(80)), Action::Disown(id, address), cut]);
+}
+
+/// Both nodes of a hand-over pass on what is for none of these ports.
+#[test]
+fn ports_of_a_service_are_known_while_its_address_moves() {
+    let (id, address) = (EgressId(1), ip(ADDRESSES[0]));
+    let port = PodPort { protocol: 6, number: 80 };
+    let exposed = BTreeMap::from([(address, BTreeSet::from([port]))]);
+    let handover = |stage| {
+        let peer = TunnelEndpoint(ip("172.18.0.3"));
+        HandoverState { stage, address, peer, is_shared: true }
+    };
+    let moving = |stage| KernelState {
+        handovers: BTreeMap::from([(id, handover(stage))]),
+        exposed: exposed.clone(),
+        ..KernelState::default()
+    };
+    let held = KernelState {
+        owned: BTreeMap::from([(id, address)]),
+        shared: BTreeSet::from([id]),
+        exposed: exposed.clone(),
+        ..KernelState::default()
+    };
+    let none = KernelState::default();
+    let (expose, conceal) = (Action::Expose(address, port), Action::Conceal(address, port));
+    let end = Action::EndHandover(id, address);
+    let put = |stage| Action::PutHandover(id, handover(stage));
+    let (arriving, leaving) = (HandoverStage::Arriving, HandoverStage::Leaving);
+    assert_eq!(check_plan(&none, &moving(arriving)), [expose, put(arriving)]);
+    assert_eq!(check_plan(&moving(arriving), &held), [Action::Share(id, address), end.clone()]);
+    assert_eq!(check_plan(&held, &moving(leaving)), [put(leaving)]);
+    for stage in [arriving, leaving] {
+        assert_eq!(check_plan(&moving(stage), &none), [end.clone(), conceal.clone()], "{stage:?}");
+    }
 }
 
 #[test]

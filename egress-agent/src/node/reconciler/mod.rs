@@ -52,6 +52,7 @@ use egress_core::ownership::kernel_handovers::handovers;
 use egress_core::ownership::node_ownership::{Withheld, withhold};
 use egress_core::plan::capacity::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use egress_core::plan::compile::Compiler;
+use egress_core::plan::desired::put_service_ports;
 use egress_core::plan::executor::{AddressClaim, Conflict, DataplaneError, Executor};
 use egress_core::plan::refusal::KernelEntry;
 use egress_core::plan::{Disconnected, plan, plan_addresses};
@@ -378,11 +379,12 @@ impl<E: Executor> Reconciler<E> {
                     std::mem::take(&mut disconnected.at_once)
                 }
                 Touched::Addresses(_) | Touched::Everything => {
-                    self.coordination.set_demand(!desired.owned.is_empty());
+                    self.coordination.set_demand(desired);
                     barred = self.coordination.ownership.withheld(&desired.owned, &actual.owned);
                     let mut desired = desired.clone();
                     desired.handovers =
                         handovers(&self.coordination.ownership, self.compiler.view(), &desired, &actual);
+                    put_service_ports(self.compiler.view(), &mut desired);
                     spare_policies(&mut desired, &actual);
                     self.refuse_reserved(&mut desired);
                     withhold(&mut desired, &barred.all);

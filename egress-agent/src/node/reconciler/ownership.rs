@@ -96,7 +96,10 @@ impl Coordination {
         self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.terms, terms) != terms);
     }
 
-    pub(super) fn set_demand(&self, wants: bool) {
+    /// Whether this node wants a lease. It does also for an address that it is to take over: the node may have had none for
+    /// a while, so no lease, or one that is about to expire.
+    pub(super) fn set_demand(&self, desired: &KernelState) {
+        let wants = !desired.owned.is_empty() || self.ownership.arriving().next().is_some();
         self.demand.send_if_modified(|demand| std::mem::replace(&mut demand.has_addresses, wants) != wants);
     }
 

@@ -7,7 +7,7 @@
 //! - The programs have their own deadline, since a dead agent disowns nothing: T and the grace after the last
 //!   confirmation, 1.6 T after the last read. A new agent keeps it until it is confirmed itself.
 //! - A passed deadline is not renewed before the reconciler has disowned everything ([`LeaseState::Expired`]).
-//! - The ledger is read only if there are addresses to hold, and only when a confirmation is about to expire.
+//! - The ledger is read only if there are addresses to hold or to take over, and only when a confirmation is about to expire.
 
 use std::time::{Duration, Instant};
 

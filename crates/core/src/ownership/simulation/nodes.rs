@@ -32,7 +32,7 @@ impl SimulatedCluster {
         node.acts_at = now + milliseconds(&mut self.random, 120);
         let ledger = Arc::clone(&self.api.ledgers[node.ledger_seen]);
         let view = objects_of(&self.api, node.objects_seen);
-        let wants = !given(&view, name).is_empty();
+        let wants = !given(&view, name).is_empty() || node.ownership.arriving().next().is_some();
         let (terms, obeyed) = (LeaseTerms::of(&ledger, name), node.obeyed);
         node.lease.set_demand(LeaseDemand { has_addresses: wants, terms, acknowledged_expiry: obeyed });
         let asks = node.lease.next_read_at().is_some_and(|time| time <= now);

@@ -106,9 +106,12 @@ pub(super) fn put_pod(
     }
 }
 
-/// Brings the ports of Services at shared addresses up to the view. Returns the changed addresses.
-pub(super) fn put_service_ports(view: &ClusterView, state: &mut KernelState) -> BTreeSet<IpAddr> {
-    let shared: Vec<IpAddr> = state.shared.iter().filter_map(|id| state.owned.get(id).copied()).collect();
+/// Brings the ports of Services at shared addresses up to the view: addresses of this node, and those that it hands over
+/// or takes over. Returns the changed addresses.
+pub fn put_service_ports(view: &ClusterView, state: &mut KernelState) -> BTreeSet<IpAddr> {
+    let owned = state.shared.iter().filter_map(|id| state.owned.get(id).copied());
+    let moving = state.handovers.values().filter(|handover| handover.is_shared).map(|handover| handover.address);
+    let shared: BTreeSet<IpAddr> = owned.chain(moving).collect();
     let mut put = |address: &IpAddr| {
         let ports = view.services.ports_at(*address);
         match ports.is_empty() {

@@ -47,6 +47,7 @@ struct Handover {
     ready: watch::Receiver<Readiness>,
     orders: watch::Sender<Acknowledgements>,
     lease_state: watch::Sender<LeaseState>,
+    demand: watch::Receiver<LeaseDemand>,
 }
 
 impl Handover {
@@ -57,13 +58,15 @@ impl Handover {
         let (orders, orders_seen) = watch::channel(Acknowledgements::new());
         let no_answer: FreshRead = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
         let (lease_state, lease_state_seen) = watch::channel(LeaseState::Holds);
-        let reports = (watch::channel(LeaseDemand::default()).0, acknowledgements);
+        let (demand, demanded) = watch::channel(LeaseDemand::default());
+        let reports = (demand, acknowledgements);
         let coordination =
             Coordination::new("n1", (lease_state_seen, orders_seen), reports, no_answer).with_readiness(ready_for);
         let ready = watch::channel(Ready::default()).0;
         let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).with_coordination(coordination);
         changes.into_iter().for_each(|change| reconciler.apply(change));
-        let mut handover = Self { reconciler, recorder, released, ready: readiness, orders, lease_state };
+        let mut handover =
+            Self { reconciler, recorder, released, ready: readiness, orders, lease_state, demand: demanded };
         handover.reconcile().await;
         handover
     }
@@ -113,6 +116,20 @@ async fn an_address_is_served_until_the_new_owner_is_ready_and_handed_over_in_on
     assert_eq!(handover.apply(assigned_to("n2")).await, [], "it is in the desired state already");
     assert_eq!(handover.apply(Change::Ledger(Arc::default())).await, [Action::EndHandover(ID, ip(A))]);
     assert!(!handover.released());
+}
+
+/// No leader may have confirmed a node without addresses for a while.
+#[tokio::test]
+async fn a_node_asks_for_a_lease_before_it_takes_an_address_over() {
+    let mut handover = Handover::start(vec![Change::Nodes(Update::Replaced(BTreeMap::from([node(1), node(2)])))]).await;
+    let wants = |handover: &Handover| handover.demand.borrow().has_addresses;
+    assert!(!wants(&handover));
+    handover.apply(open(7, "n2", "n3")).await;
+    assert!(!wants(&handover), "other nodes' hand-over");
+    handover.apply(open(8, "n2", "n1")).await;
+    assert!(wants(&handover));
+    handover.apply(Change::Ledger(Arc::default())).await;
+    assert!(!wants(&handover), "it has ended, and the address is not this node's");
 }
 
 #[tokio::test]
