@@ -21,7 +21,7 @@ use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{Addr, Config, Family, NeighbourKey, NextHop, RouteDestination, Verdict};
-use egress_common::decide::routes;
+use egress_common::decide::{Tables, routes};
 
 use crate::maps::{self, Maps, route_generation, run_ns};
 use crate::packet::Packet;
@@ -81,14 +81,24 @@ impl Route {
     }
 }
 
+/// The routes that count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Routes {
+    /// Those through the device.
+    Through,
+    /// The host's. Fails if the route uses another device (such as one that encrypts).
+    HostsThrough,
+    /// The host's, by the uplink or a further egress interface, for a packet that came in by the device. So the host's
+    /// rules (`ip rule`) count.
+    Hosts,
+}
+
 /// Addresses of the outgoing packet, and its device.
 pub struct Lookup<'a> {
     pub saddr: &'a Addr,
     pub daddr: &'a Addr,
     pub ifindex: u32,
-    /// True: a normal lookup, which fails if the route uses another device (such as one that encrypts). False: only routes
-    /// through this device count.
-    pub as_routed: bool,
+    pub routes: Routes,
     /// MTU of the device, for routes without one.
     pub device_mtu: u32,
     /// The cached next hop: of the packet's NAT entry, or of `next_hops` for `daddr`.
@@ -103,7 +113,8 @@ pub struct Lookup<'a> {
 #[inline(always)]
 fn take_cached(lookup: &Lookup<'_>, generation: u32, now: u64, route: &mut Route) -> bool {
     let hop = lookup.kept;
-    let is_known = hop.generation == generation && hop.ifindex == lookup.ifindex;
+    let is_here = lookup.routes == Routes::Hosts || hop.ifindex == lookup.ifindex;
+    let is_known = hop.generation == generation && is_here;
     // Another CPU may be writing the one of a NAT entry; a per-CPU one is complete.
     let is_valid = is_known && now < hop.valid_until_ns && (!lookup.by_nat_entry || hop.is_of(lookup.seal));
     if is_valid {
@@ -176,8 +187,8 @@ pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> R
     route.dmac = route.params.dmac;
     route.smac = route.params.smac;
     route.ifindex = route.params.ifindex;
-    let asks_route = settled && lookup.ifindex != run.config.mgmt_ifindex;
-    route.mtu = if asks_route { route_mtu(&route.params, lookup.device_mtu) } else { lookup.device_mtu };
+    let is_to_pod = route.ifindex == run.config.mgmt_ifindex;
+    route.mtu = if settled && !is_to_pod { route_mtu(&route.params, lookup) } else { lookup.device_mtu };
     set_neighbour(route);
     if settled {
         let life = if lookup.by_nat_entry { NAT_HOP_LIFE_NS } else { CPU_HOP_LIFE_NS };
@@ -191,7 +202,7 @@ pub fn resolve_route(run: &Run<'_>, lookup: &Lookup<'_>, route: &mut Route) -> R
     Ok(())
 }
 
-/// FIB lookup. A route by another device does not count. True if the neighbour is known too.
+/// FIB lookup. True if the neighbour is known too.
 #[inline(always)]
 fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result<bool, Verdict> {
     // SAFETY: all fields are integers, for which zero is a value.
@@ -213,11 +224,16 @@ fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result
         }
     }
     // Without the flag, this is the input device, and the route may use another one.
-    let flags = if lookup.as_routed { 0 } else { BPF_FIB_LOOKUP_OUTPUT };
+    let flags = if lookup.routes == Routes::Through { BPF_FIB_LOOKUP_OUTPUT } else { 0 };
     // SAFETY: the context is the program's own, `params` outlives the call and its true size is given.
     let result = unsafe { bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, flags) };
     // For IPv6 the device is only a preference, even with the flag.
-    if params.ifindex != lookup.ifindex {
+    let counts = match lookup.routes {
+        Routes::Through | Routes::HostsThrough => params.ifindex == lookup.ifindex,
+        // Others have no programs, so replies would not be translated.
+        Routes::Hosts => params.ifindex == run.config.uplink_ifindex || Maps.interface(params.ifindex).is_some(),
+    };
+    if !counts {
         return Err(Verdict::NoRoute);
     }
     match result as u32 {
@@ -228,10 +244,15 @@ fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result
 }
 
 #[inline(always)]
-fn route_mtu(params: &FibParams, device_mtu: u32) -> u32 {
+fn route_mtu(params: &FibParams, lookup: &Lookup<'_>) -> u32 {
     // SAFETY: both members of the union are u16.
     let mtu = u32::from(unsafe { params.__bindgen_anon_1.mtu_result });
-    if mtu > 1 { mtu.max(LEAST_MTU).min(device_mtu) } else { device_mtu }
+    match lookup.routes {
+        _ if mtu <= 1 => lookup.device_mtu,
+        // The kernel limits it to the MTU of the route's device, whichever that is.
+        Routes::Hosts => mtu.max(LEAST_MTU),
+        Routes::Through | Routes::HostsThrough => mtu.max(LEAST_MTU).min(lookup.device_mtu),
+    }
 }
 
 #[inline(always)]
@@ -285,7 +306,7 @@ pub fn lookup_to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a NextHop, nat_en
         saddr: &run.headers.tuple.saddr,
         daddr: pod,
         ifindex: run.config.mgmt_ifindex,
-        as_routed: false,
+        routes: Routes::Through,
         device_mtu: run.config.pod_mtu,
         kept,
         by_nat_entry: nat_entry.is_some(),

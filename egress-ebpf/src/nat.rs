@@ -14,7 +14,7 @@ use egress_common::decide::snat::{self, PortSearch, SnatSource};
 use egress_common::decide::{self, ClaimOutcome, NatOwner, PortClaim, QuotaKind, Rewrite, Tables};
 use egress_common::wire::{Frame, Quote};
 
-use crate::fib::{self, Lookup, Route};
+use crate::fib::{self, Lookup, Route, Routes};
 use crate::flow_cache;
 use crate::maps::{self, EXPOSED, Maps, NAT, SHARES, claimed};
 use crate::rewrite::rewrite;
@@ -95,17 +95,23 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
 #[inline(never)]
 fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
     let Some(Found { nat_entry, owned, .. }) = found() else { return Err(Verdict::BadState) };
+    // An address that is shared with a Service leaves as its pods' packets would without translation, by the host's
+    // routes, and by rules about the address.
+    let (ifindex, routes) = match owned.is_shared() {
+        true => (run.config.mgmt_ifindex, Routes::Hosts),
+        false => (owned.ifindex, Routes::Through),
+    };
     let lookup = Lookup {
         saddr: &owned.address,
         daddr: &run.headers.tuple.daddr,
-        ifindex: owned.ifindex,
-        as_routed: false,
+        ifindex,
+        routes,
         device_mtu: owned.mtu,
         kept: &nat_entry.hop,
         by_nat_entry: true,
         seal: nat_entry.seal,
     };
-    if owned.ifindex == run.config.uplink_ifindex {
+    if owned.is_shared() || owned.ifindex == run.config.uplink_ifindex {
         fib::resolve_route(run, &lookup, route)
     } else {
         fib::resolve_further_route(run, &lookup, owned.mac, route)

@@ -378,6 +378,9 @@ fn changed_routes_and_neighbours_are_looked_up_again() {
             "addr add 172.18.0.3/16 dev breth0",
             "neigh replace 172.18.0.9 lladdr 02:00:00:00:00:09 dev breth0",
             "neigh replace 172.18.0.9 lladdr 02:00:00:00:00:0a dev breth0",
+            "rule add from 192.0.2.1 lookup 100 priority 5000",
+            "-6 rule add from 2001:db8::1 lookup 100 priority 5000",
+            "rule del from 192.0.2.1 lookup 100 priority 5000",
         ];
         for change in changes {
             // Wait until earlier changes no longer raise the generation.
@@ -390,7 +393,8 @@ fn changed_routes_and_neighbours_are_looked_up_again() {
                 }
                 before = now;
             }
-            ip(&format!("{change}\n"));
+            let words: Vec<&str> = std::iter::once("ip").chain(change.split(' ')).collect();
+            output(&words);
             eventually(change, || node.config().route_generation != before).await;
         }
     });

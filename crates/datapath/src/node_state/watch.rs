@@ -2,7 +2,7 @@
 //!
 //! - A **device** of ours or another egress interface appears, goes or changes: read the facts and attach where needed,
 //!   without delay, since packets bypass the programs until they are attached.
-//! - **Routes, addresses, neighbours** change: cached next hops are looked up again, and those of further egress interfaces are
+//! - **Routes, rules, addresses, neighbours** change: cached next hops are looked up again, and those of further egress interfaces are
 //!   read and written to the maps before. The first change acts at once, further ones every 50 ms. For a neighbour only its link
 //!   address counts, not its state.
 //! - Events can be lost (socket buffer overrun) and other software can detach our programs: everything is read again every ten
@@ -95,6 +95,8 @@ pub fn listen(tasks: &mut JoinSet<()>, ends: CancellationToken) -> io::Result<Ch
         MulticastGroup::Ipv6Ifaddr,
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
+        MulticastGroup::Ipv4Rule,
+        MulticastGroup::Ipv6Rule,
     ])?;
     tasks.spawn(egress_supervise::until(ends, Task::Netlink, connection));
     Ok(changes)
@@ -311,6 +313,9 @@ fn judge(
                 Need { look: address.header.scope == AddressScope::Universe, routes: true, ..Need::default() }
             }
             RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message) => route(message),
+            RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => {
+                Need { routes: true, ..Need::default() }
+            }
             RouteNetlinkMessage::NewNeighbour(message) => neighbour(message, false),
             RouteNetlinkMessage::DelNeighbour(message) => neighbour(message, true),
             _ => Need::default(),
