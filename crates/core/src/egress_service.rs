@@ -85,14 +85,16 @@ pub struct WantedAssignment {
     pub pods: Labels,
     /// `None` for all nodes.
     pub nodes: Option<BTreeSet<String>>,
+    /// A routing table.
+    pub network: Option<String>,
+    /// Each pod leaves by its own node, with an address of the network; no address is assigned.
+    pub by_own_nodes: bool,
 }
 
 /// Why an EgressService has no assignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotAssigned {
     Unreadable(String),
-    /// A field whose value is not supported.
-    Unsupported(&'static str),
     /// Nothing is to be assigned: each pod leaves by its own node, with the address that the node's routes give it.
     EachNode,
     NoService,
@@ -110,7 +112,6 @@ impl NotAssigned {
     pub const fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Unreadable(_) => Some("InvalidSpec"),
-            Self::Unsupported(_) => Some("UnsupportedRequest"),
             Self::NotBalanced | Self::NoSelector => Some("UnsupportedService"),
             Self::LabelTooLong | Self::LabelTaken(_) => Some("NoLabel"),
             Self::EachNode | Self::NoService | Self::NoIngress | Self::NoEndpoints => None,
@@ -122,7 +123,6 @@ impl fmt::Display for NotAssigned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreadable(why) => write!(f, "{why}"),
-            Self::Unsupported(what) => write!(f, "{what} is not supported"),
             Self::EachNode => f.write_str("each pod leaves by its own node"),
             Self::NoService => f.write_str("there is no Service of this name and namespace"),
             Self::NotBalanced => f.write_str("the Service is not of type LoadBalancer"),
@@ -165,14 +165,18 @@ impl EgressServiceInputs {
         let mut wanted = BTreeMap::new();
         for (key, service) in by_age {
             let label = host_label(key);
-            let outcome = match labels.get(&label) {
+            // Each node of the pods is the host, and none has the label.
+            let needs_label = !self.is_by_own_nodes(key);
+            let outcome = match labels.get(&label).filter(|_| needs_label) {
                 Some(older) => Err(NotAssigned::LabelTaken((*older).clone())),
-                None if label.len() > keys::EGRESS_SERVICE_PREFIX.len() + LONGEST_LABEL => {
+                None if needs_label && label.len() > keys::EGRESS_SERVICE_PREFIX.len() + LONGEST_LABEL => {
                     Err(NotAssigned::LabelTooLong)
                 }
                 None => self.assignment(key, service),
             };
-            labels.entry(label).or_insert(key);
+            if needs_label {
+                labels.entry(label).or_insert(key);
+            }
             wanted.insert(key.clone(), outcome);
         }
         wanted
@@ -180,11 +184,9 @@ impl EgressServiceInputs {
 
     fn assignment(&self, key: &ServiceKey, service: &EgressService) -> Result<WantedAssignment, NotAssigned> {
         let spec = service.spec.as_ref().map_err(|why| NotAssigned::Unreadable(why.clone()))?;
-        if spec.network.as_ref().is_some_and(|network| !network.is_empty()) {
-            return Err(NotAssigned::Unsupported("spec.network"));
-        }
+        let network = spec.network.clone().filter(|network| !network.is_empty());
         let balanced = self.services.get(key).ok_or(NotAssigned::NoService)?;
-        if spec.by_network {
+        if spec.by_network && network.is_none() {
             return Err(NotAssigned::EachNode);
         }
         if !balanced.is_balanced {
@@ -198,6 +200,10 @@ impl EgressServiceInputs {
         if addresses.is_empty() {
             return Err(NotAssigned::NoIngress);
         }
+        let pods = balanced.selector.clone();
+        if spec.by_network {
+            return Ok(WantedAssignment { addresses, pods, nodes: Some(BTreeSet::new()), network, by_own_nodes: true });
+        }
         let endpoints = self.endpoint_nodes(key);
         if endpoints.is_empty() {
             return Err(NotAssigned::NoEndpoints);
@@ -208,7 +214,13 @@ impl EgressServiceInputs {
         };
         let is_limited = spec.nodes.is_some() || balanced.is_local;
         let nodes = is_limited.then(|| self.nodes.iter().filter(is_eligible).map(|(name, _)| name.clone()).collect());
-        Ok(WantedAssignment { addresses, pods: balanced.selector.clone(), nodes })
+        Ok(WantedAssignment { addresses, pods, nodes, network, by_own_nodes: false })
+    }
+
+    /// Whether each pod leaves by its own node (`sourceIPBy: Network`), also where nothing else can be done for it.
+    pub fn is_by_own_nodes(&self, key: &ServiceKey) -> bool {
+        let spec = self.egress_services.get(key).and_then(|service| service.spec.as_ref().ok());
+        spec.is_some_and(|spec| spec.by_network) && self.services.contains_key(key)
     }
 
     /// The nodes with endpoints of a Service.
@@ -357,11 +369,45 @@ mod tests {
         };
         let by_network = EgressServiceRequest { by_network: true, ..EgressServiceRequest::default() };
         assert_eq!(spec(by_network), NotAssigned::EachNode);
-        let table = EgressServiceRequest { network: Some("100".into()), ..EgressServiceRequest::default() };
-        assert_eq!(
-            (spec(table.clone()), spec(table).reason()),
-            (NotAssigned::Unsupported("spec.network"), Some("UnsupportedRequest"))
-        );
+    }
+
+    #[test]
+    fn a_network_is_followed_by_one_host_or_by_each_node() {
+        let with = |by_network: bool, change: &dyn Fn(&mut EgressServiceInputs)| {
+            let mut all = inputs();
+            let spec = EgressServiceRequest { by_network, network: Some("100".into()), ..Default::default() };
+            all.egress_services.get_mut(&key("shop", "front")).expect("it is there").spec = Ok(spec);
+            change(&mut all);
+            (outcome(&all), all.is_by_own_nodes(&key("shop", "front")))
+        };
+        let by_host = outcome(&inputs()).expect("assigned");
+        let (network, none) = (Some("100".to_owned()), |_: &mut EgressServiceInputs| {});
+        assert_eq!(with(false, &none), (Ok(WantedAssignment { network: network.clone(), ..by_host.clone() }), false));
+        let by_nodes = WantedAssignment { network, by_own_nodes: true, nodes: Some(names(&[])), ..by_host };
+        assert_eq!(with(true, &none), (Ok(by_nodes.clone()), true));
+        assert_eq!(with(true, &|all| all.slices.clear()), (Ok(by_nodes), true), "answers need no endpoints");
+        let no_ingress = with(true, &|all| all.services.values_mut().for_each(|service| service.ingress.clear()));
+        assert_eq!(no_ingress, (Err(NotAssigned::NoIngress), true), "the status says so all the same");
+        assert_eq!(with(true, &|all| all.services.clear()), (Err(NotAssigned::NoService), false));
+    }
+
+    #[test]
+    fn pods_that_leave_by_their_own_nodes_need_no_label() {
+        let mut all = inputs();
+        let by_nodes = || {
+            let spec = EgressServiceRequest { by_network: true, network: Some("100".into()), ..Default::default() };
+            EgressService { spec: Ok(spec), ..egress_service(1) }
+        };
+        let long = key("shop", &"x".repeat(63));
+        let front = all.services[&key("shop", "front")].clone();
+        for one in [&key("a-b", "c"), &long] {
+            all.egress_services.insert(one.clone(), by_nodes());
+            all.services.insert(one.clone(), front.clone());
+        }
+        all.egress_services.insert(key("a", "b-c"), egress_service(2));
+        let wanted = all.wanted();
+        assert!(wanted[&key("a-b", "c")].is_ok() && wanted[&long].is_ok());
+        assert_eq!(wanted[&key("a", "b-c")], Err(NotAssigned::NoService), "the label is free");
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod egress_service;
 pub mod keys;
 pub mod leader_election;
 pub mod model;
+pub mod networks;
 pub mod node_health;
 pub mod notes;
 pub mod ownership;

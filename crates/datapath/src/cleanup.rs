@@ -21,7 +21,8 @@ use crate::attach::filters;
 use crate::error::{StartError, map_io};
 use crate::loader::lock::InstanceLock;
 use crate::maps::handles::Hash;
-use crate::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use crate::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_NETWORKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use crate::networks;
 use crate::nftables::Nft;
 use crate::settings::Settings;
 use crate::{announce, overlay};
@@ -78,6 +79,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     }
     report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
     report.note(&format!("nftables table {NFT_TABLE}"), Nft::default().remove());
+    report.note(&format!("nftables table {NFT_NETWORKS}, and rules of routing"), networks::remove());
     Ok(report)
 }
 

@@ -124,6 +124,7 @@ impl Dataplane {
             reset_requests,
             reset_history: Mutex::new(ResetHistory::default()),
             leak_guard: LeakGuard::default(),
+            networks: Mutex::default(),
             abi_migration,
         });
         // Before the overlay carries traffic that connection tracking would record.

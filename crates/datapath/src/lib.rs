@@ -33,6 +33,7 @@ pub mod maps;
 pub mod meter;
 pub mod names;
 pub mod netlink;
+pub mod networks;
 pub mod nftables;
 pub mod node_state;
 pub mod object;

@@ -51,6 +51,9 @@ pub const OVERLAY_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
 /// The nftables table of the leak guard, which also disables connection tracking on the tunnel port.
 pub const NFT_TABLE: &str = "egress-agent";
 
+/// The nftables table that marks what follows routing tables of EgressServices.
+pub const NFT_NETWORKS: &str = "egress-agent-networks";
+
 /// Priority before all other filters of the hook.
 pub const CLSACT_PRIORITY: u16 = 1;
 /// Preferred handle among the filters of that priority.

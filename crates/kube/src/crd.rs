@@ -179,6 +179,14 @@ pub struct EgressServiceAssignmentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Option<Vec<String>>,
+    /// The routing table that the pods' packets and answers to the Service's clients follow, on the node where they leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "text")]
+    pub network: Option<String>,
+    /// Network: each pod leaves by its own node and by the routing table, and no address is assigned.
+    #[serde(default, rename = "sourceIPBy", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "source_ip_by")]
+    pub source_ip_by: Option<SourceIpBy>,
 }
 
 /// EgressNode holds the facts that a node's agent publishes. It has the node's name, and only that node's agent writes it.

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::api_outage::ApiOutages;
 use crate::convert::{self, created};
+use crate::crd::SourceIpBy;
 use crate::policy::selector;
 use crate::policy::status::WriteError;
 use crate::watches::{config, updates};
@@ -133,8 +134,15 @@ pub fn assignment_spec(key: &ServiceKey, wanted: &WantedAssignment) -> Value {
         "namespaceSelector": {"matchLabels": {keys::NAMESPACE_NAME: key.namespace}},
         "podSelector": {"matchLabels": wanted.pods},
     });
-    if let (Some(nodes), Some(spec)) = (&wanted.nodes, spec.as_object_mut()) {
-        spec.insert("nodes".to_owned(), json!(nodes));
+    let by = wanted.by_own_nodes.then_some(SourceIpBy::Network);
+    for (field, value) in [
+        ("nodes", wanted.nodes.as_ref().map(|nodes| json!(nodes))),
+        ("network", wanted.network.as_ref().map(|network| json!(network))),
+        ("sourceIPBy", by.map(|by| json!(by))),
+    ] {
+        if let (Some(value), Some(spec)) = (value, spec.as_object_mut()) {
+            spec.insert(field.to_owned(), value);
+        }
     }
     spec
 }
@@ -287,10 +295,16 @@ mod tests {
             addresses: vec!["192.0.2.1".parse().expect("a literal")],
             pods: Labels::from([("app".to_owned(), "web".to_owned())]),
             nodes,
+            network: None,
+            by_own_nodes: false,
         };
         let spec = assignment_spec(&key, &wanted(None));
         assert_eq!(spec["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"], "shop");
         assert!(spec.get("nodes").is_none());
+        assert!(spec.get("network").is_none() && spec.get("sourceIPBy").is_none());
         assert_eq!(assignment_spec(&key, &wanted(Some(["n1".into()].into())))["nodes"], json!(["n1"]));
+        let by_nodes = WantedAssignment { network: Some("100".into()), by_own_nodes: true, ..wanted(None) };
+        let spec = assignment_spec(&key, &by_nodes);
+        assert_eq!((&spec["network"], &spec["sourceIPBy"]), (&json!("100"), &json!("Network")));
     }
 }

@@ -140,9 +140,9 @@ impl EgressServiceState {
             let known = self.view.inputs.egress_services.get(key).and_then(|service| service.host.as_deref());
             let policy = self.policy(key).filter(|_| outcome.is_ok());
             let items = policy.map(|policy| policy.published.items.as_slice()).unwrap_or_default();
-            let host = match outcome {
-                Err(NotAssigned::EachNode) => ALL_HOSTS.to_owned(),
-                _ => host(known.unwrap_or_default(), items),
+            let host = match self.view.inputs.is_by_own_nodes(key) {
+                true => ALL_HOSTS.to_owned(),
+                false => host(known.unwrap_or_default(), items),
             };
             let is_served = policy
                 .and_then(|policy| policy.published.conditions.get(ASSIGNED))
@@ -193,6 +193,12 @@ impl EgressServiceState {
         }
         for (name, spec) in &specs {
             let stored = self.view.assignments.get(name);
+            // One whose addresses are assigned does not become one that has none, nor the other way round: it is deleted
+            // first, so that its addresses are released.
+            if let Some(other) = stored.filter(|stored| stored.spec["sourceIPBy"] != spec["sourceIPBy"]) {
+                errors.extend(timed(leadership, self.writer.unassign(name, other)).await.err());
+                continue;
+            }
             if stored.is_none_or(|stored| stored.spec != *spec) {
                 errors.extend(timed(leadership, self.writer.assign(name, spec, stored)).await.err());
             }

@@ -1,10 +1,13 @@
 //! Distributes the changes of the cluster to the parts of a controller.
 
+use std::sync::Arc;
+
 use futures::{Stream, StreamExt};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::change_queue::ChangeSender;
+use egress_core::model::policy::{EgressPolicy, PolicyKey};
 use egress_core::model::view::{Change, Update};
 use egress_datapath::overlay::endpoints::Endpoints;
 
@@ -28,6 +31,10 @@ pub(super) struct SyncedLists {
 
 impl Receivers {
     fn send(&mut self, change: Change) {
+        let change = match change {
+            Change::Policies(update) => Change::Policies(with_addresses(update)),
+            other => other,
+        };
         match &change {
             Change::Nodes(update) => {
                 self.synced_lists.nodes |= matches!(update, Update::Replaced(_));
@@ -46,6 +53,17 @@ impl Receivers {
         self.reconciler.put(change);
         let is_synced = self.synced_lists.objects && self.synced_lists.nodes;
         self.synced.send_if_modified(|known| std::mem::replace(known, is_synced) != is_synced);
+    }
+}
+
+/// Without policies whose pods leave by their own nodes: there is nothing to assign.
+fn with_addresses(update: Update<PolicyKey, Arc<EgressPolicy>>) -> Update<PolicyKey, Arc<EgressPolicy>> {
+    match update {
+        Update::Replaced(all) => {
+            Update::Replaced(all.into_iter().filter(|(_, policy)| !policy.is_by_own_nodes()).collect())
+        }
+        Update::Changed(key, policy) if policy.is_by_own_nodes() => Update::Removed(key),
+        other => other,
     }
 }
 

@@ -16,6 +16,7 @@ mod killed;
 mod leak_guard;
 mod lifecycle;
 mod metering;
+mod networks;
 mod node;
 mod ownership;
 mod ports;

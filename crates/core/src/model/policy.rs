@@ -153,6 +153,18 @@ pub enum Destinations {
     All,
 }
 
+/// A routing table of the nodes that packets follow (`spec.network` of an EgressService).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyNetwork {
+    /// Its number, or its name on the node.
+    pub table: String,
+    /// The addresses of the Service's load balancer. Answers to its clients follow the table.
+    pub addresses: Vec<IpAddr>,
+    /// The pods that leave by their own nodes, without an egress IP, and follow the table there. `None`: what leaves with
+    /// the addresses follows it.
+    pub pods: Option<Selects>,
+}
+
 /// The nodes that may host the addresses of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EligibleNodes {
@@ -263,6 +275,7 @@ pub struct EgressPolicy {
     /// The addresses as typed.
     pub listed: Vec<String>,
     pub eligible_nodes: EligibleNodes,
+    pub network: Option<PolicyNetwork>,
     /// Packets without an address are dropped, where the operator's default would be the node's address.
     pub drop_unassigned: bool,
     pub published: Published,
@@ -315,6 +328,11 @@ impl Reading for EgressPolicy {
 }
 
 impl EgressPolicy {
+    /// Whether its pods leave by their own nodes, so that it has no address to assign ([`PolicyNetwork::pods`]).
+    pub fn is_by_own_nodes(&self) -> bool {
+        self.network.as_ref().is_some_and(|network| network.pods.is_some())
+    }
+
     /// A policy that selects nothing, lists nothing, and has no status.
     pub fn new(origin: PolicyOrigin) -> Self {
         Self {
@@ -323,6 +341,7 @@ impl EgressPolicy {
             destinations: Destinations::All,
             listed: Vec::new(),
             eligible_nodes: EligibleNodes::Labelled,
+            network: None,
             drop_unassigned: false,
             published: Published::default(),
             unreadable: Vec::new(),

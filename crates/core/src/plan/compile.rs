@@ -12,6 +12,7 @@ use crate::model::services::ServiceKey;
 use crate::model::settings::NodeSettings;
 use crate::model::state::{KernelState, PodOwner, PodState};
 use crate::model::view::{Addresses, Attach, Change, ClusterView, PodKey, Touched, Update};
+use crate::networks::{Networks, networks};
 use crate::plan::capacity::ServiceRoom;
 use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod, put_service_ports};
 use crate::selection::pod_addresses::{PodAddressSpace, Refusal};
@@ -151,6 +152,12 @@ impl Compiler {
     /// The pod that has the address, as of the last compilation.
     pub fn holder(&self, address: IpAddr) -> Option<&PodKey> {
         self.selection.network().holder(&self.view, address).map(|(key, _)| key)
+    }
+
+    /// What follows routing tables of EgressServices on this node, as of the last compilation.
+    pub fn networks(&self) -> Networks {
+        let of = |desired| networks(&self.view, self.selection.network(), desired);
+        self.desired.as_ref().map(of).unwrap_or_default()
     }
 
     /// Whether the pod has these addresses, as of the last compilation, or why it never gets one of them. `None` while

@@ -16,6 +16,7 @@ use crate::model::lease::SharedLease;
 use crate::model::node::{Mac, Unserved};
 use crate::model::reserved::Reserved;
 use crate::model::state::{Action, KernelState};
+use crate::networks::Networks;
 
 /// Return type of an asynchronous method of a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -30,6 +31,11 @@ pub trait Executor {
 
     /// What the claims of the next plan may rely on; replaces the former value.
     fn expect(&mut self, _expected: Expected) {}
+
+    /// Makes this node route by these tables, and by no others. Returns why nothing follows some of them, by name.
+    fn route(&mut self, _networks: &Networks) -> impl Future<Output = BTreeMap<String, String>> + Send {
+        std::future::ready(BTreeMap::new())
+    }
 
     /// Announces the next plan, for work that is better done for all of it at once. Changes nothing.
     fn prepare(&mut self, _plan: &[Action]) -> impl Future<Output = ()> + Send {
@@ -140,6 +146,9 @@ pub enum DataplaneError {
          node has stopped; `egress-agent cleanup` there stops it at once"
     )]
     HeldByNode { address: std::net::IpAddr, node: std::net::IpAddr, mac: String },
+    /// The address must leave by a routing table, and nothing follows it here: it is not claimed.
+    #[error("{address} cannot leave by its network: {why}")]
+    NoNetwork { address: std::net::IpAddr, why: String },
 }
 
 impl DataplaneError {
@@ -147,7 +156,11 @@ impl DataplaneError {
     pub fn is_of_entry(&self) -> bool {
         match self {
             Self::Full { .. } | Self::Refused { .. } => true,
-            Self::Kernel { .. } | Self::AddressInUse { .. } | Self::Reserved { .. } | Self::HeldByNode { .. } => false,
+            Self::Kernel { .. }
+            | Self::AddressInUse { .. }
+            | Self::Reserved { .. }
+            | Self::HeldByNode { .. }
+            | Self::NoNetwork { .. } => false,
         }
     }
 }
@@ -158,9 +171,10 @@ impl From<&DataplaneError> for Unserved {
             DataplaneError::AddressInUse { mac, .. } => Self::InUse(mac.clone()),
             DataplaneError::HeldByNode { node, .. } => Self::HeldByNode(*node),
             DataplaneError::Reserved { .. } => Self::Reserved,
-            DataplaneError::Kernel { .. } | DataplaneError::Full { .. } | DataplaneError::Refused { .. } => {
-                Self::Refused
-            }
+            DataplaneError::Kernel { .. }
+            | DataplaneError::Full { .. }
+            | DataplaneError::Refused { .. }
+            | DataplaneError::NoNetwork { .. } => Self::Refused,
         }
     }
 }

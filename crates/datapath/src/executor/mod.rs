@@ -28,6 +28,7 @@ use crate::devices::interfaces::Interface;
 use crate::executor::observe::{held, observe};
 use crate::maps::convert;
 use crate::maps::handles::{Hash, PolicyMaps};
+use crate::networks::Unrouted;
 use crate::node_state::shared::Shared;
 use crate::node_state::{State, own_names};
 use egress_core::model::lease::SharedLease;
@@ -36,6 +37,7 @@ use egress_core::model::reserved::Reserved;
 use egress_core::model::state::{
     Action, EgressId, HandoverStage, HandoverState, KernelState, PodOwner, PodState, Policy,
 };
+use egress_core::networks::Networks;
 use egress_core::plan::executor::{AddressClaim, DataplaneError, Executor, Expected};
 use egress_supervise;
 
@@ -57,6 +59,10 @@ impl Executor for Dataplane {
         if let Err(error) = state.expect(expected) {
             tracing::warn!(%error, "cannot rewrite the owned addresses for the uplink; trying again");
         }
+    }
+
+    async fn route(&mut self, networks: &Networks) -> Unrouted {
+        egress_supervise::blocking(|| self.shared.networks().route(networks, &self.shared.settings.mgmt_port))
     }
 
     async fn prepare(&mut self, plan: &[Action]) {

@@ -1,4 +1,4 @@
-//! The messages of linux/netfilter/nf_tables.h that our table needs, and one socket for them. Written by hand, because the
+//! The messages of linux/netfilter/nf_tables.h that our tables need, and one socket for them. Written by hand, because the
 //! netlink libraries that this crate uses have no nf_tables messages.
 
 use std::io;
@@ -7,7 +7,6 @@ use bytes::{BufMut, BytesMut};
 use rtnetlink::packet_core::{NLA_F_NESTED, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NLMSG_ERROR};
 use rtnetlink::sys::{Socket, SocketAddr};
 
-use crate::names::NFT_TABLE;
 use crate::netlink::{self, NETLINK_NETFILTER};
 
 const FAMILY_INET: u8 = 1;
@@ -24,7 +23,14 @@ const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 
 /// Before connection tracking.
-const PRIORITY_RAW: i32 = -300;
+pub const PRIORITY_RAW: i32 = -300;
+/// After destination NAT, before routing.
+pub const PRIORITY_AFTER_NAT: i32 = -90;
+const SET_INTERVAL: u32 = 4;
+const ELEMENT_INTERVAL_END: u32 = 1;
+/// Directions of a connection.
+const ORIGINAL: u8 = 0;
+pub const REPLY: u8 = 1;
 const VERDICT_REGISTER: u32 = 0;
 const REGISTER: u32 = 1;
 /// `IFNAMSIZ`: names are compared with their padding.
@@ -40,11 +46,23 @@ pub enum ChainHook {
 /// Properties of a packet that `meta` loads.
 #[derive(Clone, Copy)]
 pub enum MetaKey {
+    /// `skb->mark`.
+    Mark = 3,
     /// `skb->priority`.
     Priority = 2,
     InterfaceName = 6,
     NetworkProtocol = 15,
     TransportProtocol = 16,
+}
+
+/// Properties of a tracked connection.
+#[derive(Clone, Copy)]
+pub enum ConnectionKey {
+    /// Of this packet.
+    Direction = 1,
+    /// The destination of the first packet, before translation.
+    OriginalV4 = 20,
+    OriginalV6 = 22,
 }
 
 /// Base of a `payload` offset.
@@ -115,20 +133,22 @@ fn errors(datagram: &[u8]) -> io::Result<()> {
 
 /// Messages of one transaction.
 pub struct NftBatch {
+    /// The table that all of them are about.
+    table: &'static str,
     bytes: BytesMut,
     sequence: u32,
 }
 
 impl NftBatch {
-    pub fn begin() -> Self {
-        let mut batch = Self::outside();
+    pub fn begin(table: &'static str) -> Self {
+        let mut batch = Self::outside(table);
         batch.message(BATCH_BEGIN, 0, 0, SUBSYSTEM, |_| {});
         batch
     }
 
     /// For requests outside a transaction.
-    pub fn outside() -> Self {
-        Self { bytes: BytesMut::new(), sequence: 0 }
+    pub fn outside(table: &'static str) -> Self {
+        Self { table, bytes: BytesMut::new(), sequence: 0 }
     }
 
     pub fn end(&mut self) {
@@ -136,16 +156,15 @@ impl NftBatch {
     }
 
     pub fn table(&mut self, kind: u16, flags: u16) {
-        self.nft(kind, flags, |bytes| text(bytes, 1, NFT_TABLE));
+        self.nft(kind, flags, |_| {});
     }
 
-    pub fn chain(&mut self, name: &str, hook: ChainHook) {
+    pub fn chain(&mut self, name: &str, hook: ChainHook, priority: i32) {
         self.nft(NEW_CHAIN, NLM_F_CREATE, |bytes| {
-            text(bytes, 1, NFT_TABLE);
             text(bytes, 3, name);
             nest(bytes, 4, |bytes| {
                 number(bytes, 1, hook as u32);
-                attribute(bytes, 2, &PRIORITY_RAW.to_be_bytes());
+                attribute(bytes, 2, &priority.to_be_bytes());
             });
             text(bytes, 7, "filter");
         });
@@ -153,10 +172,18 @@ impl NftBatch {
 
     /// A set, also identified by its number in this transaction.
     pub fn set(&mut self, name: &str, number_here: u32, kind: SetType) {
+        self.new_set(name, number_here, kind, 0);
+    }
+
+    /// The same of ranges.
+    pub fn range_set(&mut self, name: &str, number_here: u32, kind: SetType) {
+        self.new_set(name, number_here, kind, SET_INTERVAL);
+    }
+
+    fn new_set(&mut self, name: &str, number_here: u32, kind: SetType, flags: u32) {
         self.nft(NEW_SET, NLM_F_CREATE, |bytes| {
-            text(bytes, 1, NFT_TABLE);
             text(bytes, 2, name);
-            number(bytes, 3, 0);
+            number(bytes, 3, flags);
             number(bytes, 4, kind.shown_as);
             number(bytes, 5, kind.length);
             number(bytes, 10, number_here);
@@ -167,7 +194,6 @@ impl NftBatch {
     pub fn elements<'a>(&mut self, kind: u16, set: &str, keys: impl Iterator<Item = &'a [u8]>) {
         let flags = if kind == NEW_ELEMENT { NLM_F_CREATE } else { 0 };
         self.nft(kind, flags, |bytes| {
-            text(bytes, 1, NFT_TABLE);
             text(bytes, 2, set);
             nest(bytes, 3, |bytes| {
                 for key in keys {
@@ -177,17 +203,41 @@ impl NftBatch {
         });
     }
 
+    /// Adds ranges to a set of ranges: the first key of each, and the key after its last one, if there is one.
+    pub fn ranges<'a>(&mut self, set: &str, ranges: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>) {
+        let element = |bytes: &mut BytesMut, key: &[u8], flags: u32| {
+            nest(bytes, 1, |bytes| {
+                nest(bytes, 1, |bytes| attribute(bytes, 1, key));
+                number(bytes, 3, flags);
+            });
+        };
+        self.nft(NEW_ELEMENT, NLM_F_CREATE, |bytes| {
+            text(bytes, 2, set);
+            nest(bytes, 3, |bytes| {
+                for (first, end) in ranges {
+                    element(bytes, first, 0);
+                    if let Some(end) = end {
+                        element(bytes, end, ELEMENT_INTERVAL_END);
+                    }
+                }
+            });
+        });
+    }
+
     /// A rule at the end of the chain; its expressions are written by `content`.
     pub fn rule(&mut self, chain: &str, content: impl FnOnce(&mut RuleBuilder<'_>)) {
         self.nft(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, |bytes| {
-            text(bytes, 1, NFT_TABLE);
             text(bytes, 2, chain);
             nest(bytes, 4, |bytes| content(&mut RuleBuilder(bytes)));
         });
     }
 
     fn nft(&mut self, kind: u16, flags: u16, content: impl FnOnce(&mut BytesMut)) {
-        self.message((SUBSYSTEM << 8) | kind, flags | NLM_F_ACK, FAMILY_INET, 0, content);
+        let table = self.table;
+        self.message((SUBSYSTEM << 8) | kind, flags | NLM_F_ACK, FAMILY_INET, 0, |bytes| {
+            text(bytes, 1, table);
+            content(bytes);
+        });
     }
 
     fn message(&mut self, kind: u16, flags: u16, family: u8, resource: u16, content: impl FnOnce(&mut BytesMut)) {
@@ -234,6 +284,17 @@ impl RuleBuilder<'_> {
         self.expression("meta", |bytes| {
             number(bytes, 2, key as u32);
             number(bytes, 3, REGISTER);
+        });
+    }
+
+    /// Loads a property of the connection.
+    pub fn load_connection(&mut self, key: ConnectionKey) {
+        self.expression("ct", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, key as u32);
+            if !matches!(key, ConnectionKey::Direction) {
+                attribute(bytes, 3, &[ORIGINAL]);
+            }
         });
     }
 
@@ -326,7 +387,7 @@ mod tests {
 
     #[test]
     fn messages_and_attributes_have_their_lengths() {
-        let mut batch = NftBatch::begin();
+        let mut batch = NftBatch::begin("egress-agent");
         batch.table(NEW_TABLE, NLM_F_CREATE);
         batch.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
         let bytes = batch.bytes;

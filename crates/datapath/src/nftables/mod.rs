@@ -1,4 +1,4 @@
-//! Our nftables table, for two functions that no TC program can have:
+//! Our nftables tables. One of them ([`networks`]) is for routing tables; the other for two functions that no TC program can have:
 //!
 //! ```text
 //! table inet egress-agent {
@@ -27,6 +27,7 @@
 
 pub mod forward_policy;
 pub mod message;
+pub mod networks;
 pub mod xtables;
 
 use std::io;
@@ -34,9 +35,10 @@ use std::net::IpAddr;
 
 use rtnetlink::packet_core::NLM_F_CREATE;
 
+use crate::names::NFT_TABLE;
 use crate::nftables::message::{
     Base, ChainHook, Comparison, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, MetaKey, NEW_ELEMENT, NEW_TABLE, NftBatch,
-    NftSocket, RuleVerdict, SetType,
+    NftSocket, PRIORITY_RAW, RuleVerdict, SetType,
 };
 
 const UDP: u8 = 17;
@@ -46,7 +48,7 @@ const FAMILIES: [Guarded; 2] = [
     Guarded { set: "pods6", number: 2, kind: SetType { shown_as: 8, length: 16 }, protocol: 10, source: 8 },
 ];
 /// An attribute has a length of 16 bits.
-const ELEMENTS_AT_ONCE: usize = 1024;
+pub(crate) const ELEMENTS_AT_ONCE: usize = 1024;
 
 /// One family's half of the leak guard.
 struct Guarded {
@@ -92,7 +94,7 @@ impl Nft {
     fn change(&mut self, kind: u16, pod: IpAddr) -> io::Result<()> {
         let key = key(pod);
         let Some(family) = FAMILIES.iter().find(|family| family.length() == key.len()) else { return Ok(()) };
-        let mut batch = NftBatch::begin();
+        let mut batch = NftBatch::begin(NFT_TABLE);
         batch.elements(kind, family.set, std::iter::once(key.as_slice()));
         batch.end();
         self.ask(&batch)
@@ -100,20 +102,20 @@ impl Nft {
 
     /// Whether our table exists; other software may have flushed the rule set.
     pub fn is_installed(&mut self) -> io::Result<bool> {
-        let mut question = NftBatch::outside();
+        let mut question = NftBatch::outside(NFT_TABLE);
         question.table(GET_TABLE, 0);
         absent_is_false(self.ask(&question))
     }
 
     /// Whether it was there.
     pub fn remove(&mut self) -> io::Result<bool> {
-        let mut batch = NftBatch::begin();
+        let mut batch = NftBatch::begin(NFT_TABLE);
         batch.table(DELETE_TABLE, 0);
         batch.end();
         absent_is_false(self.ask(&batch))
     }
 
-    fn ask(&mut self, batch: &NftBatch) -> io::Result<()> {
+    pub(crate) fn ask(&mut self, batch: &NftBatch) -> io::Result<()> {
         let socket = self.0.take().map_or_else(NftSocket::open, Ok)?;
         let outcome = socket.ask(batch)?;
         self.0 = Some(socket);
@@ -123,7 +125,7 @@ impl Nft {
 
 /// The messages that create or replace the table.
 fn table(rules: &TableSpec<'_>) -> NftBatch {
-    let mut batch = NftBatch::begin();
+    let mut batch = NftBatch::begin(NFT_TABLE);
     // The deletion needs an existing table.
     batch.table(NEW_TABLE, NLM_F_CREATE);
     batch.table(DELETE_TABLE, 0);
@@ -135,12 +137,12 @@ fn table(rules: &TableSpec<'_>) -> NftBatch {
             batch.elements(NEW_ELEMENT, family.set, some.iter().map(Vec::as_slice));
         }
     }
-    batch.chain("prerouting", ChainHook::Prerouting);
+    batch.chain("prerouting", ChainHook::Prerouting, PRIORITY_RAW);
     untracked(&mut batch, "prerouting", rules.tunnel_port, Some(rules.mgmt_port));
     if let Some(seen) = rules.seen {
         guard(&mut batch, "prerouting", rules.mgmt_port, seen);
     }
-    batch.chain("output", ChainHook::Output);
+    batch.chain("output", ChainHook::Output, PRIORITY_RAW);
     untracked(&mut batch, "output", rules.tunnel_port, None);
     batch.end();
     batch
@@ -181,7 +183,7 @@ fn guard(batch: &mut NftBatch, chain: &str, mgmt_port: &str, seen: u32) {
     }
 }
 
-fn key(pod: IpAddr) -> Vec<u8> {
+pub(crate) fn key(pod: IpAddr) -> Vec<u8> {
     match pod {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
@@ -194,7 +196,7 @@ impl Guarded {
     }
 }
 
-fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
+pub(crate) fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
     match outcome {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -10,6 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::loader::abi_migration::AbiMigration;
 use crate::maps::handles::{FlowMaps, PolicyMaps};
+use crate::networks::NetworkRouting;
 use crate::node_state::State;
 use crate::node_state::leak_guard::LeakGuard;
 use crate::node_state::reset_history::{Cut, ResetHistory};
@@ -28,10 +29,18 @@ pub struct Shared {
     pub(crate) reset_requests: UnboundedSender<Vec<Tuple>>,
     pub(crate) reset_history: Mutex<ResetHistory>,
     pub(crate) leak_guard: LeakGuard,
+    pub(crate) networks: Mutex<NetworkRouting>,
     pub(crate) abi_migration: AbiMigration,
 }
 
 impl Shared {
+    /// Held over transactions with the kernel's routing and netfilter: only blocking threads take it, and no holder of another
+    /// lock.
+    pub(crate) fn networks(&self) -> MutexGuard<'_, NetworkRouting> {
+        // What was not written counts as unknown.
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Held for a few map writes at most, never over an await or a walk of a large map: attaching to a new device waits for it.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // Every change of the state is complete in itself, so the value after a panic is valid.

@@ -27,7 +27,7 @@ use rtnetlink::{Handle, MulticastGroup};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::devices::interfaces::{self, NodeFacts};
 use crate::devices::records;
@@ -208,7 +208,7 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
             shared.state().claims.announce_on(&need.announce);
         }
         if verify {
-            check_leak_guard(&shared).await;
+            check_netfilter(&shared).await;
         }
         if are_routes_read {
             if let Err(error) = shared.state().raise_route_generation() {
@@ -222,10 +222,18 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
 }
 
 /// On a blocking thread: it waits for the lock of the policy maps.
-async fn check_leak_guard(shared: &Arc<Shared>) {
+async fn check_netfilter(shared: &Arc<Shared>) {
     let shared = Arc::clone(shared);
-    if let Err(error) = spawn_blocking(move || shared.leak_guard.check(&shared)).await {
-        warn!(%error, "cannot look after the nftables table");
+    let check = move || {
+        shared.leak_guard.check(&shared);
+        match shared.networks().repair() {
+            Ok(true) => info!("rules and marks for the networks of EgressServices were written again"),
+            Ok(false) => {}
+            Err(error) => warn!(%error, "cannot look after rules and marks for the networks of EgressServices"),
+        }
+    };
+    if let Err(error) = spawn_blocking(check).await {
+        warn!(%error, "cannot look after the nftables tables");
     }
 }
 

@@ -57,7 +57,28 @@ mod tests {
         assert!(!selects(&idle) && selects(&served));
         assert_eq!(idle.eligible_nodes, EligibleNodes::One(None));
         assert_eq!(served.eligible_nodes, EligibleNodes::One(Some(["n1".to_owned()].into())));
+        assert_eq!(served.network, None);
         let none = EligibleNodes::One(Some([].into()));
         assert_eq!(read(json!("n1"), json!([])).eligible_nodes, none, "a list that cannot be read");
+    }
+
+    #[test]
+    fn a_network_is_followed_by_what_leaves_or_by_each_pod() {
+        let read = |by: serde_json::Value| {
+            let spec = json!({"egressIPs": ["192.0.2.1", "2001:db8::1"], "namespaceSelector": {}, "nodes": [],
+                              "podSelector": {"matchLabels": {"app": "web"}}, "network": "100", "sourceIPBy": by});
+            let status = json!({"items": [{"node": "n1", "egressIP": "192.0.2.1"}]});
+            let object = json!({"metadata": {"name": "shop.front"}, "spec": spec, "status": status});
+            EgressServiceAssignments.read(&serde_json::from_value(object).expect("an object"))
+        };
+        let by_host = read(json!(null));
+        let network = by_host.network.as_ref().expect("a network");
+        assert_eq!((network.table.as_str(), network.addresses.len(), network.pods.is_some()), ("100", 2, false));
+        assert_eq!((by_host.listed.len(), by_host.is_by_own_nodes()), (2, false));
+        let by_nodes = read(json!("Network"));
+        assert!(by_nodes.is_by_own_nodes() && by_nodes.listed.is_empty(), "no address is assigned");
+        let pods = by_nodes.network.and_then(|network| network.pods).expect("pods");
+        let web = Labels::from([("app".to_owned(), "web".to_owned())]);
+        assert!(pods.pods.matches(&web) && !pods.pods.matches(&Labels::new()));
     }
 }

@@ -118,7 +118,7 @@ impl FailedClaims {
 fn report_after(error: &DataplaneError) -> Duration {
     match error {
         // Waiting does not help.
-        DataplaneError::Reserved { .. } => Duration::ZERO,
+        DataplaneError::Reserved { .. } | DataplaneError::NoNetwork { .. } => Duration::ZERO,
         DataplaneError::HeldByNode { .. } => REPORT_NODE_AFTER,
         DataplaneError::Kernel { .. }
         | DataplaneError::Full { .. }

@@ -17,6 +17,7 @@ pub mod refused_pods;
 pub mod rejected_entries;
 pub mod release;
 pub mod report;
+pub mod routing;
 pub mod synced;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,7 @@ use crate::node::reconciler::last_known::LastKnown;
 use crate::node::reconciler::ownership::{Coordination, CoordinationEvent};
 use crate::node::reconciler::refused_pods::ReportedConflicts;
 use crate::node::reconciler::rejected_entries::LeftOut;
+use crate::node::reconciler::routing::Routing;
 use crate::node::reconciler::synced::Synced;
 
 use crate::change_queue::ChangeReceiver;
@@ -82,6 +84,7 @@ const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 const CONFLICT: &str = "EgressIPConflict";
 const RESERVED: &str = "ReservedAddress";
 const REFUSED: &str = "EntryRefused";
+const NO_NETWORK: &str = "NoNetwork";
 
 /// Brings this node's kernel to the desired state.
 pub struct Reconciler<E> {
@@ -103,6 +106,7 @@ pub struct Reconciler<E> {
     background: BackgroundFlush,
     pending_attachments: PendingAttachments,
     failed_claims: FailedClaims,
+    routing: Routing,
     left_out: LeftOut,
     /// Services with a reported event about addresses beyond the limit.
     reported_services: BTreeSet<ServiceKey>,
@@ -140,6 +144,7 @@ impl<E: Executor> Reconciler<E> {
             background: BackgroundFlush::default(),
             pending_attachments: PendingAttachments::default(),
             failed_claims: FailedClaims::default(),
+            routing: Routing::default(),
             left_out: LeftOut::default(),
             reported_services: BTreeSet::new(),
             reported_objects: BTreeSet::new(),
@@ -359,6 +364,10 @@ impl<E: Executor> Reconciler<E> {
         let mut has_read = false;
         loop {
             let touched = self.compiler.compile().map(|(_, touched)| touched);
+            // Before anything leaves with an address that must follow a table.
+            if touched.is_some() {
+                whole |= self.routing.follow(&mut self.executor, self.compiler.networks()).await;
+            }
             if whole || touched == Some(Touched::Everything) {
                 self.finish_cuts(&mut actual).await?;
             }
@@ -387,6 +396,7 @@ impl<E: Executor> Reconciler<E> {
                     put_service_ports(self.compiler.view(), &mut desired);
                     spare_policies(&mut desired, &actual);
                     self.refuse_reserved(&mut desired);
+                    self.refuse_unrouted(&mut desired);
                     withhold(&mut desired, &barred.all);
                     withhold(&mut desired, &self.refused);
                     let plan = plan(&actual, &desired);
@@ -428,7 +438,8 @@ impl<E: Executor> Reconciler<E> {
         }
         self.report_left_out(Instant::now());
         self.actual = Some(actual.done());
-        self.incomplete = self.doubtful || waits || self.unprepared || !self.refused.is_empty();
+        self.incomplete =
+            self.doubtful || waits || self.unprepared || !self.refused.is_empty() || !self.routing.unrouted.is_empty();
         if observed {
             self.executor.confirm();
         }
@@ -449,6 +460,7 @@ impl<E: Executor> Reconciler<E> {
             let reason = match error {
                 DataplaneError::Reserved { .. } => RESERVED,
                 DataplaneError::AddressInUse { .. } | DataplaneError::HeldByNode { .. } => CONFLICT,
+                DataplaneError::NoNetwork { .. } => NO_NETWORK,
                 DataplaneError::Kernel { .. } | DataplaneError::Full { .. } | DataplaneError::Refused { .. } => REFUSED,
             };
             self.send_event(id, reason, &message);

@@ -2,11 +2,12 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
-use crate::model::policy::{PolicyKind, Unreadable};
-use crate::model::samples::{interface, ip, net, policy, settings};
+use crate::model::policy::{PolicyKind, PolicyNetwork, Selects, Unreadable};
+use crate::model::samples::{equals, interface, ip, net, policy, settings};
 use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{EgressIds, PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
+use crate::networks::{NetworkUse, Networks, Tables};
 use crate::plan::compile::Compiler;
 use crate::selection::MOST_STANDBY;
 
@@ -320,6 +321,63 @@ fn an_egress_service_precedes_an_egress_ip_and_shares_its_address() {
     let kind = |address: &str| state.cluster.get(&net(address)).map(|prefix| prefix.kind);
     assert_eq!(kind("172.18.0.200/32"), Some(PrefixKind::Service));
     assert_eq!(kind("172.18.0.100/32"), Some(PrefixKind::EgressIp));
+}
+
+/// With one table by name and number, addresses of both families, and pods of both modes.
+#[test]
+fn networks_have_the_addresses_and_pods_that_follow_them() {
+    let with = |name: &str, table: &str, created: i64, addresses: &[&str], app: Option<&str>| {
+        let selects = |app: &str| Selects { namespaces: Selector::from_iter([]), pods: equals("app", app) };
+        let network = PolicyNetwork {
+            table: table.into(),
+            addresses: addresses.iter().map(|address| ip(address)).collect(),
+            pods: app.map(selects),
+        };
+        let policy = EgressPolicy { network: Some(network), ..policy(name, &[], &[]) };
+        policy.from_origin(|origin| (origin.key.kind, origin.created) = (PolicyKind::EgressService, created))
+    };
+    let web = |address: &str| Pod { labels: Labels::from([("app".into(), "web".into())]), ..pod(address) };
+    let networks_of = |policies: Vec<EgressPolicy>, pods: Vec<(&str, Pod)>| {
+        let mut compiler = Compiler::new(settings());
+        let view = view(policies, pods);
+        let namespaces = view.namespaces;
+        for change in [
+            Change::Policies(Update::Replaced(view.policies)),
+            Change::Namespaces(Update::Replaced(namespaces)),
+            Change::Nodes(Update::Replaced(view.nodes)),
+            Change::Pods(Update::Replaced(view.pods)),
+        ] {
+            compiler.apply(change);
+        }
+        compiler.compile().expect("the own node is known");
+        compiler.networks()
+    };
+    let pods = || vec![("web", web("10.244.1.10")), ("other", pod("10.244.1.11")), ("away", web("10.244.2.10"))];
+    assert_eq!(networks_of(vec![policy("a", &[], &[])], pods()), Networks::default());
+
+    let by_host = with("s", "100", 1, &["192.0.2.1", "2001:db8::1"], None);
+    let found = networks_of(vec![by_host.clone()], pods());
+    let used = |addresses: &[&str], pods: &[&str]| NetworkUse {
+        addresses: addresses.iter().map(|address| ip(address)).collect(),
+        pods: pods.iter().map(|address| ip(address)).collect(),
+    };
+    assert_eq!(found.tables, Tables::from([("100".into(), used(&["192.0.2.1", "2001:db8::1"], &[]))]));
+    assert!(found.cluster.is_empty(), "no pod follows it");
+
+    let by_nodes = with("t", "blue", 2, &["192.0.2.1", "192.0.2.2"], Some("web"));
+    let younger = with("u", "red", 3, &["192.0.2.2"], Some("web"));
+    let found = networks_of(vec![younger, by_nodes, by_host], pods());
+    let expected = [
+        ("100", used(&["192.0.2.1", "2001:db8::1"], &[])),
+        ("blue", used(&["192.0.2.2"], &["10.244.1.10"])),
+        ("red", used(&[], &[])),
+    ];
+    assert_eq!(found.tables, expected.map(|(table, used)| (table.to_owned(), used)).into());
+    for (address, is_in) in
+        [("10.244.1.11", true), ("10.244.2.10", true), ("172.18.0.1", true), ("172.18.0.2", true), ("192.0.2.1", false)]
+    {
+        assert_eq!(found.cluster.iter().any(|net| net.contains(&ip(address))), is_in, "{address}");
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@ use crate::convert::{MOST_OF_PROBLEM, annotation};
 use crate::policy::origin;
 use egress_core::keys;
 use egress_core::model::policy::{
-    Condition, Conditions, Destinations, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyPart, Published, Selects,
-    Unreadable, parse_egress_ip,
+    Condition, Conditions, Destinations, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyNetwork, PolicyPart,
+    Published, Selects, Unreadable, parse_egress_ip,
 };
 use egress_core::model::state::{EgressId, EgressIds};
 use egress_core::status::conditions::{ASSIGNED, DEGRADED};
@@ -35,13 +35,17 @@ pub(in crate::policy) fn policy(kind: PolicyKind, object: &DynamicObject) -> Egr
     let listed = read(PolicyPart::Addresses, listed(spec), &mut unreadable);
     let selects = read(PolicyPart::Selectors, selects(spec), &mut unreadable);
     let items = read(PolicyPart::Items, items(status), &mut unreadable);
+    let network =
+        (kind == PolicyKind::EgressService).then(|| network(spec, listed.as_deref(), selects.as_ref())).flatten();
+    let by_own_nodes = network.as_ref().is_some_and(|network| network.pods.is_some());
     EgressPolicy {
         origin: origin(kind, meta),
         selects: selects.map(|selects| selected(kind, selects, items.as_deref())),
+        network,
         // Neither API has a field for them.
         destinations: Destinations::All,
         eligible_nodes: eligible_nodes(kind, spec),
-        listed: listed.unwrap_or_else(|| assigned(items.as_deref())),
+        listed: if by_own_nodes { Vec::new() } else { listed.unwrap_or_else(|| assigned(items.as_deref())) },
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
         published: Published {
             ids: annotation(meta, keys::EGRESS_ID).map(|text| egress_ids(kind, text)).unwrap_or_default(),
@@ -65,6 +69,15 @@ fn selected(kind: PolicyKind, selects: Selects, items: Option<&[Item]>) -> Selec
         }
         PolicyKind::EgressService | PolicyKind::EgressIp => selects,
     }
+}
+
+/// The controller writes `sourceIPBy` only if each pod leaves by its own node.
+fn network(spec: &Value, listed: Option<&[String]>, selects: Option<&Selects>) -> Option<PolicyNetwork> {
+    Some(PolicyNetwork {
+        table: spec["network"].as_str()?.to_owned(),
+        addresses: listed.into_iter().flatten().filter_map(|address| parse_egress_ip(address)).collect(),
+        pods: if spec["sourceIPBy"].is_null() { None } else { selects.cloned() },
+    })
 }
 
 /// A list of nodes that cannot be read names none.

@@ -1,0 +1,59 @@
+//! Networks of EgressServices: addresses that cannot leave by their network are not served.
+
+use std::collections::BTreeMap;
+
+use tracing::{info, warn};
+
+use crate::node::reconciler::Reconciler;
+use egress_core::model::state::KernelState;
+use egress_core::networks::Networks;
+use egress_core::plan::executor::{DataplaneError, Executor};
+
+/// What the kernel routes by tables, and what it does not.
+#[derive(Default)]
+pub(super) struct Routing {
+    /// `None` before the first attempt: rules of a former agent may be there.
+    followed: Option<Networks>,
+    /// Why nothing follows a table, by its name.
+    pub(super) unrouted: BTreeMap<String, String>,
+}
+
+impl Routing {
+    /// Brings the kernel's routing up to these networks. Whether addresses may be served, or must not be, that were not before.
+    pub(super) async fn follow<E: Executor>(&mut self, executor: &mut E, networks: Networks) -> bool {
+        if self.unrouted.is_empty() && self.followed.as_ref() == Some(&networks) {
+            return false;
+        }
+        let unrouted = executor.route(&networks).await;
+        for (table, why) in unrouted.iter().filter(|(table, _)| !self.unrouted.contains_key(*table)) {
+            warn!(table, why, "the network of an EgressService cannot be used on this node; trying again");
+        }
+        for table in self.unrouted.keys().filter(|table| !unrouted.contains_key(*table)) {
+            info!(table, "the network of an EgressService is used, or needed no more");
+        }
+        let is_first = self.followed.replace(networks).is_none();
+        std::mem::replace(&mut self.unrouted, unrouted) != self.unrouted || is_first
+    }
+}
+
+impl<E: Executor> Reconciler<E> {
+    /// Removes addresses from the desired state whose network is not followed.
+    pub(super) fn refuse_unrouted(&mut self, desired: &mut KernelState) {
+        if self.routing.unrouted.is_empty() {
+            return;
+        }
+        let mut refused = Vec::new();
+        for policy in self.compiler.view().policies.values() {
+            let network = policy.network.as_ref();
+            let Some(why) = network.and_then(|network| self.routing.unrouted.get(&network.table)) else { continue };
+            let is_of_policy = |id| policy.published.ids.contains(id);
+            desired.handovers.retain(|id, moving| !moving.is_taken() || !is_of_policy(*id));
+            let owned = desired.owned.iter().filter(|(id, _)| is_of_policy(**id));
+            refused.extend(owned.map(|(id, address)| (*id, *address, why.clone())));
+        }
+        for (id, address, why) in refused {
+            self.refused.insert(id, address);
+            self.note_failure(id, address, &DataplaneError::NoNetwork { address, why });
+        }
+    }
+}
