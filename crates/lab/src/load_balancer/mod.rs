@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The label is the one that EgressService's controller sets, `egress-service.k8s.ovn.org/<namespace>-<name>`; of several nodes
-//! with it the first by name announces. No address is put on an interface: a thread with a packet socket answers, and announces
+//! with it the first by name announces. A Service with the annotation [`ANNOUNCED_BY`] is announced by the node that it names. No address is put on an interface: a thread with a packet socket answers, and announces
 //! an address that its node has just got. With `externalTrafficPolicy: Local` a node leads to its own endpoints only and keeps the
 //! client's address; else to all, with the node's address on the pod network.
 //!
@@ -42,6 +42,8 @@ use crate::topology::firewall::LoadBalancerPort;
 use crate::topology::lab::{Lab, LabNode};
 use crate::topology::netns::packet_socket;
 
+/// Of a Service: the node that announces its addresses, whatever the labels.
+pub const ANNOUNCED_BY: &str = "lab.egress-agent.io/announced-by";
 /// How often the API server is asked.
 const EVERY: Duration = Duration::from_millis(50);
 /// How often, and at which intervals, a new address is announced: MetalLB does for five seconds.
@@ -159,7 +161,8 @@ impl BalancerState {
             let addresses = ingress(service);
             let label = egress_service_label(&service.namespace().unwrap_or_default(), &service.name_any());
             let labelled = objects.nodes.iter().filter(|node| node.labels().contains_key(&label));
-            if labelled.map(ResourceExt::name_any).min().as_deref() == Some(node) {
+            let named = service.annotations().get(ANNOUNCED_BY).cloned();
+            if named.or_else(|| labelled.map(ResourceExt::name_any).min()).as_deref() == Some(node) {
                 state.announced.extend(&addresses);
             }
             let Some(spec) = &service.spec else { continue };
@@ -295,6 +298,9 @@ mod tests {
         assert_eq!(BalancerState::of("node1", &objects).announced, BTreeSet::new());
         let announced = BalancerState::of("node2", &objects).announced;
         assert_eq!(announced, BTreeSet::from(LabLoadBalancer::new("prod", "web", 1).ingress.both()));
+        let named = self::objects(|service, _| service["metadata"]["annotations"] = json!({ANNOUNCED_BY: "node1"}));
+        assert_eq!(BalancerState::of("node1", &named).announced, announced);
+        assert_eq!(BalancerState::of("node2", &named).announced, BTreeSet::new());
     }
 
     #[test]

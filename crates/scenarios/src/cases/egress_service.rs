@@ -2,9 +2,13 @@
 //! node, its clients reach it there, and both follow the object, the Service and the nodes.
 
 use egress_lab::api_objects::{NODES, egress_service_label};
+use egress_lab::capture::CaptureKey;
+use egress_lab::capture::dissect::TCP;
+use egress_lab::kube_api::ApiChoice;
 use egress_lab::kube_api::objects::LabLoadBalancer;
-use egress_lab::load_balancer::LoadBalancer;
-use egress_lab::topology::addresses::Dual;
+use egress_lab::load_balancer::{ANNOUNCED_BY, LoadBalancer};
+use egress_lab::topology::addresses::{Dual, HTTP_PORT};
+use egress_lab::{SECOND_UPLINK, SecondNic};
 
 use crate::prelude::*;
 
@@ -13,6 +17,10 @@ const ASSIGNMENTS: &str = "/apis/egress-agent.io/v1alpha1/egressserviceassignmen
 const SERVICE: &str = "/api/v1/namespaces/default/services/web";
 /// The pods of the Service, each on the node of its number.
 const PODS: [&str; 3] = ["web1", "web2", "web3"];
+/// Of no Service.
+const PLAIN: &str = "plain";
+/// The routing table of a network.
+const TABLE: &str = "100";
 const EGRESS_IP: Dual = Dual::new([172, 18, 0, 110], [0xfd00, 0x172, 0x18, 0, 0, 0, 0, 0x110]);
 const CALL: Duration = Duration::from_millis(400);
 /// How long nothing may change, where nothing should.
@@ -26,6 +34,8 @@ pub(super) fn tests() -> Vec<LabTest> {
         LabTest::new("service_precedes_egress_ip", Duration::from_secs(60), precedes_egress_ip),
         LabTest::new("service_of_local_traffic_has_a_node_with_pods", Duration::from_secs(90), local_traffic),
         LabTest::new("service_follows_its_nodes", Duration::from_secs(90), follows_its_nodes),
+        LabTest::new("service_follows_its_network", Duration::from_secs(120), follows_its_network),
+        LabTest::new("service_pods_leave_by_their_nodes_network", Duration::from_secs(120), leave_by_their_network),
         LabTest::new("service_that_cannot_be_served_says_why", Duration::from_secs(60), says_why),
     ]
 }
@@ -40,8 +50,26 @@ struct ServiceLab {
 impl ServiceLab {
     /// The Service leads to these pods.
     fn start(context: &LabContext, pods: &[&str]) -> Result<Self> {
-        let specs = PODS.iter().zip(1..).map(|(name, node)| pod(name, "default", node, &[("app", "web")])).collect();
-        let cluster = TestCluster::with_crd(context, specs, 0, |_| {})?;
+        Self::start_on(TestCluster::with_crd(context, Self::pods(), 0, |_| {})?, pods)
+    }
+
+    /// On nodes with a second network.
+    fn with_second_network(context: &LabContext) -> Result<Self> {
+        let config = |index| HostConfig { second: Some(SecondNic::default()), ..HostConfig::mixed(index) };
+        let lab = LabBuilder::default().nodes(3).host_config(config).keep_logs(context.logs.clone());
+        let lab = Self::pods().into_iter().fold(lab, LabBuilder::pod);
+        let mut cluster = TestCluster::bring_up(lab, Some(0), &ApiChoice::new(None))?;
+        cluster.start_agents(&cluster.options(context))?;
+        cluster.agents_serve()?;
+        Self::start_on(cluster, &PODS)
+    }
+
+    fn pods() -> Vec<PodSpec> {
+        let web = PODS.iter().zip(1..).map(|(name, node)| pod(name, "default", node, &[("app", "web")]));
+        web.chain([pod(PLAIN, "default", 3, &[])]).collect()
+    }
+
+    fn start_on(cluster: TestCluster, pods: &[&str]) -> Result<Self> {
         let servers =
             PODS.iter().map(|name| Server::in_pod(&cluster.lab, cluster.pod(name)?)).collect::<Result<_>>()?;
         let balancer = LabLoadBalancer::new("default", "web", 0);
@@ -131,10 +159,150 @@ impl ServiceLab {
             .try_for_each(|(to, source)| self.cluster.becomes(netns, to, Observed::Source(source)))
     }
 
+    /// The load balancer announces by this node, whatever the labels.
+    fn announce_by(&self, number: usize) -> Result<()> {
+        let annotations = json!({"metadata": {"annotations": {ANNOUNCED_BY: format!("node{number}")}}});
+        self.cluster.api.merge(SERVICE, &annotations)
+    }
+
+    /// Routes of a table on every node, in both families.
+    fn route(&self, change: &str, what: &[&str]) -> Result<()> {
+        for node in self.cluster.lab.nodes() {
+            for family in ["-4", "-6"] {
+                let words = [&[family, "route", change], what, &["table", TABLE]].concat();
+                node.host.exec("ip", &words)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the pods send to pods of other nodes arrives, and to the nodes.
+    fn reach_the_cluster(&self) -> Result<()> {
+        for (from, to) in PODS.iter().zip(PODS.iter().cycle().skip(1)) {
+            let (netns, peer) = (&self.cluster.pod(from)?.netns, self.cluster.pod(to)?);
+            for address in peer.addresses.both() {
+                let reply = client::get_within(netns, SocketAddr::new(address, HTTP_PORT), "/", "caller", CALL)?;
+                ensure!(reply.is_ok(), "{from} does not reach {to} at {address}: {reply:?}");
+            }
+            for address in peer.node.address().both() {
+                let pong = client::ping(netns, address, Ping::default())?;
+                ensure!(pong.received == 1, "{from} does not reach the node of {to} at {address}: {}", pong.text);
+            }
+        }
+        Ok(())
+    }
+
+    fn clients_are_answered(&self, expected: bool) -> Result<()> {
+        let what = if expected { "clients are answered" } else { "clients get no answer" };
+        until_true(what, MOVED, || {
+            let answers = self.balancer.ingress.both().map(|to| self.answers(to));
+            let answers = answers.into_iter().collect::<Result<Vec<_>>>()?;
+            Ok(answers.iter().all(|answered| *answered == expected))
+        })
+    }
+
+    fn pods_are_seen_as(&self, expected: impl Fn(usize) -> Result<Observed2>) -> Result<()> {
+        for (name, number) in PODS.iter().zip(1..) {
+            let netns = &self.cluster.pod(name)?.netns;
+            for (to, observed) in plan::SERVER.both().into_iter().zip(expected(number)?) {
+                self.cluster.becomes(netns, to, observed)?;
+            }
+        }
+        Ok(())
+    }
+
     fn finish(self) -> Result<()> {
         self.running.finish()?;
         self.cluster.tear_down()
     }
+}
+
+/// In both families.
+type Observed2 = [Observed; 2];
+
+fn source(address: Dual) -> Observed2 {
+    address.both().map(Observed::Source)
+}
+
+const NOTHING: Observed2 = [Observed::Nothing, Observed::Nothing];
+
+/// Answers to clients and what leaves with the shared address follow a table of the host, whatever the Service's traffic policy.
+fn follows_its_network(context: &LabContext) -> Result<()> {
+    const REFUSE: [&str; 2] = ["blackhole", "default"];
+    let lab = ServiceLab::start(context, &PODS)?;
+    lab.announce_by(2)?;
+    for policy in ["Cluster", "Local"] {
+        println!("externalTrafficPolicy: {policy}");
+        lab.cluster.api.merge(SERVICE, &json!({"spec": {"externalTrafficPolicy": policy}}))?;
+        lab.put(json!({"network": TABLE, "nodeSelector": hostname("node2")}))?;
+        // Without a route there, the main table.
+        lab.is_hosted_by(2)?;
+        lab.route("add", &REFUSE)?;
+        lab.pods_are_seen_as(|_| Ok(NOTHING))?;
+        lab.clients_are_answered(false)?;
+        lab.reach_the_cluster()?;
+        lab.cluster.becomes(&lab.cluster.pod(PLAIN)?.netns, plan::SERVER.v4.into(), source(node(3)?.address())[0])?;
+        lab.route("del", &REFUSE)?;
+        lab.is_hosted_by(2)?;
+        lab.route("add", &REFUSE)?;
+        lab.pods_are_seen_as(|_| Ok(NOTHING))?;
+        lab.delete()?;
+        lab.pods_are_seen_as(|number| Ok(source(node(number)?.address())))?;
+        lab.clients_are_answered(true)?;
+        lab.route("del", &REFUSE)?;
+    }
+    lab.finish()
+}
+
+/// Each pod by its own node and the table there, without an egress IP.
+fn leave_by_their_network(context: &LabContext) -> Result<()> {
+    const REFUSE: [&str; 2] = ["blackhole", "default"];
+    let lab = ServiceLab::with_second_network(context)?;
+    lab.announce_by(1)?;
+    let route_by_network = || -> Result<()> {
+        for node in lab.cluster.lab.nodes() {
+            for (family, via) in ["-4", "-6"].into_iter().zip(plan::EXT2.both().map(|via| via.to_string())) {
+                let by = ["default", "via", &via, "dev", SECOND_UPLINK, "table", TABLE];
+                node.host.exec("ip", &[&[family, "route", "replace"], &by[..]].concat())?;
+            }
+        }
+        Ok(())
+    };
+    route_by_network()?;
+    let own = |number: usize| Ok(source(node(number)?.address()));
+    let by_network = |number: usize| Ok(source(node(number)?.second_address()));
+    for policy in ["Cluster", "Local"] {
+        println!("externalTrafficPolicy: {policy}");
+        lab.cluster.api.merge(SERVICE, &json!({"spec": {"externalTrafficPolicy": policy}}))?;
+        lab.pods_are_seen_as(own)?;
+        lab.put(json!({"network": TABLE, "sourceIPBy": "Network"}))?;
+        until_true("the host is ALL", MOVED, || {
+            Ok(lab.host()?.as_deref() == Some("ALL") && lab.labelled()?.is_empty())
+        })?;
+        lab.pods_are_seen_as(by_network)?;
+        lab.reach_the_cluster()?;
+        lab.cluster.becomes(&lab.cluster.pod(PLAIN)?.netns, plan::SERVER.v4.into(), source(node(3)?.address())[0])?;
+        let (first, second) = (Capture::start(&lab.cluster.lab)?, Capture::on_second(&lab.cluster.lab)?);
+        lab.clients_are_answered(true)?;
+        let ingress = lab.balancer.ingress;
+        // The load balancer advertises the addresses too.
+        let is_answer = |key: &CaptureKey| ingress.is(key.source) && key.protocol == TCP;
+        let answers = [first.finish_clean()?, second.finish_clean()?].map(|seen| seen.packets(is_answer));
+        ensure!(
+            answers[0] == 0 && answers[1] > 0,
+            "answers to clients left by the uplink and the network: {answers:?}"
+        );
+        lab.route("replace", &REFUSE)?;
+        lab.pods_are_seen_as(|_| Ok(NOTHING))?;
+        lab.clients_are_answered(false)?;
+        lab.reach_the_cluster()?;
+        route_by_network()?;
+        lab.pods_are_seen_as(by_network)?;
+        lab.delete()?;
+        lab.pods_are_seen_as(own)?;
+        lab.clients_are_answered(true)?;
+    }
+    lab.finish()
 }
 
 fn hostname(name: &str) -> Value {
@@ -276,12 +444,13 @@ fn follows_its_nodes(context: &LabContext) -> Result<()> {
 
 fn says_why(context: &LabContext) -> Result<()> {
     let lab = ServiceLab::start(context, &PODS)?;
-    lab.put(json!({"network": "100"}))?;
-    let event = lab.cluster.event("web", "UnsupportedRequest")?;
-    ensure!(event.contains("spec.network"), "the event says {event}");
-    lab.is_not_hosted()?;
+    lab.put(json!({"network": "no-such-table", "nodeSelector": hostname("node2")}))?;
+    let event = lab.cluster.event("default.web", "NoNetwork")?;
+    ensure!(event.contains("no routing table \"no-such-table\""), "the event says {event}");
+    // A node is named, and nothing leaves by another network.
+    lab.pods_are_seen_as(|_| Ok(NOTHING))?;
     println!("each pod by its own node");
-    lab.edit(json!({"network": null, "sourceIPBy": "Network"}))?;
+    lab.edit(json!({"network": null, "nodeSelector": null, "sourceIPBy": "Network"}))?;
     until_true("the host is ALL", MOVED, || Ok(lab.host()?.as_deref() == Some("ALL") && lab.labelled()?.is_empty()))?;
     for (name, number) in PODS.iter().zip(1..) {
         lab.pod_is_seen_as(name, node(number)?.address())?;
