@@ -83,7 +83,7 @@ impl Route {
 
 /// The routes that count.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Routes {
+pub enum RouteChoice {
     /// Those through the device.
     Through,
     /// The host's. Fails if the route uses another device (such as one that encrypts).
@@ -98,7 +98,7 @@ pub struct Lookup<'a> {
     pub saddr: &'a Addr,
     pub daddr: &'a Addr,
     pub ifindex: u32,
-    pub routes: Routes,
+    pub routes: RouteChoice,
     /// MTU of the device, for routes without one.
     pub device_mtu: u32,
     /// The cached next hop: of the packet's NAT entry, or of `next_hops` for `daddr`.
@@ -113,7 +113,7 @@ pub struct Lookup<'a> {
 #[inline(always)]
 fn take_cached(lookup: &Lookup<'_>, generation: u32, now: u64, route: &mut Route) -> bool {
     let hop = lookup.kept;
-    let is_here = lookup.routes == Routes::Hosts || hop.ifindex == lookup.ifindex;
+    let is_here = lookup.routes == RouteChoice::Hosts || hop.ifindex == lookup.ifindex;
     let is_known = hop.generation == generation && is_here;
     // Another CPU may be writing the one of a NAT entry; a per-CPU one is complete.
     let is_valid = is_known && now < hop.valid_until_ns && (!lookup.by_nat_entry || hop.is_of(lookup.seal));
@@ -224,14 +224,14 @@ fn look_up(run: &Run<'_>, lookup: &Lookup<'_>, params: &mut FibParams) -> Result
         }
     }
     // Without the flag, this is the input device, and the route may use another one.
-    let flags = if lookup.routes == Routes::Through { BPF_FIB_LOOKUP_OUTPUT } else { 0 };
+    let flags = if lookup.routes == RouteChoice::Through { BPF_FIB_LOOKUP_OUTPUT } else { 0 };
     // SAFETY: the context is the program's own, `params` outlives the call and its true size is given.
     let result = unsafe { bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, flags) };
     // For IPv6 the device is only a preference, even with the flag.
     let counts = match lookup.routes {
-        Routes::Through | Routes::HostsThrough => params.ifindex == lookup.ifindex,
+        RouteChoice::Through | RouteChoice::HostsThrough => params.ifindex == lookup.ifindex,
         // Others have no programs, so replies would not be translated.
-        Routes::Hosts => params.ifindex == run.config.uplink_ifindex || Maps.interface(params.ifindex).is_some(),
+        RouteChoice::Hosts => params.ifindex == run.config.uplink_ifindex || Maps.interface(params.ifindex).is_some(),
     };
     if !counts {
         return Err(Verdict::NoRoute);
@@ -250,8 +250,8 @@ fn route_mtu(params: &FibParams, lookup: &Lookup<'_>) -> u32 {
     match lookup.routes {
         _ if mtu <= 1 => lookup.device_mtu,
         // The kernel limits it to the MTU of the route's device, whichever that is.
-        Routes::Hosts => mtu.max(LEAST_MTU),
-        Routes::Through | Routes::HostsThrough => mtu.max(LEAST_MTU).min(lookup.device_mtu),
+        RouteChoice::Hosts => mtu.max(LEAST_MTU),
+        RouteChoice::Through | RouteChoice::HostsThrough => mtu.max(LEAST_MTU).min(lookup.device_mtu),
     }
 }
 
@@ -306,7 +306,7 @@ pub fn lookup_to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a NextHop, nat_en
         saddr: &run.headers.tuple.saddr,
         daddr: pod,
         ifindex: run.config.mgmt_ifindex,
-        routes: Routes::Through,
+        routes: RouteChoice::Through,
         device_mtu: run.config.pod_mtu,
         kept,
         by_nat_entry: nat_entry.is_some(),

@@ -25,7 +25,7 @@ use egress_common::wire::{
     reset as wire_reset, tcp,
 };
 
-use crate::fib::{self, Lookup, Route, Routes};
+use crate::fib::{self, Lookup, Route, RouteChoice};
 use crate::maps::{Maps, swap};
 use crate::packet::{OFFSET_MASK, Packet};
 use crate::workspace::{Run, found};
@@ -105,7 +105,7 @@ pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, route: &mut Rou
         saddr: from,
         daddr: pod,
         ifindex: run.config.mgmt_ifindex,
-        routes: Routes::Through,
+        routes: RouteChoice::Through,
         device_mtu: run.config.pod_mtu,
         kept: fib::cached_hop(pod),
         by_nat_entry: false,

@@ -14,7 +14,7 @@ use egress_common::decide::snat::{self, PortSearch, SnatSource};
 use egress_common::decide::{self, ClaimOutcome, NatOwner, PortClaim, QuotaKind, Rewrite, Tables};
 use egress_common::wire::{Frame, Quote};
 
-use crate::fib::{self, Lookup, Route, Routes};
+use crate::fib::{self, Lookup, Route, RouteChoice};
 use crate::flow_cache;
 use crate::maps::{self, EXPOSED, Maps, NAT, SHARES, claimed};
 use crate::rewrite::rewrite;
@@ -98,8 +98,8 @@ fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
     // An address that is shared with a Service leaves as its pods' packets would without translation, by the host's
     // routes, and by rules about the address.
     let (ifindex, routes) = match owned.is_shared() {
-        true => (run.config.mgmt_ifindex, Routes::Hosts),
-        false => (owned.ifindex, Routes::Through),
+        true => (run.config.mgmt_ifindex, RouteChoice::Hosts),
+        false => (owned.ifindex, RouteChoice::Through),
     };
     let lookup = Lookup {
         saddr: &owned.address,

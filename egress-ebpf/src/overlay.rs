@@ -24,7 +24,7 @@ use egress_common::wire::{
     ETH_LEN, Frame, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_UDP, Plain, csum, ethertype, ipv4, ipv6, l4,
 };
 
-use crate::fib::{self, Lookup, Route, Routes};
+use crate::fib::{self, Lookup, Route, RouteChoice};
 use crate::maps::Maps;
 use crate::packet::{HeadroomChange, Packet};
 use crate::workspace::Run;
@@ -111,7 +111,7 @@ fn is_routed(run: &Run<'_>, endpoint: &Addr, route: &mut Route) -> bool {
         saddr: &run.config.self_node,
         daddr: endpoint,
         ifindex: run.config.uplink_ifindex,
-        routes: Routes::HostsThrough,
+        routes: RouteChoice::HostsThrough,
         device_mtu: run.config.uplink_mtu,
         kept: fib::cached_hop(endpoint),
         by_nat_entry: false,

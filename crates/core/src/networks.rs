@@ -18,7 +18,7 @@ use crate::selection::by_rank;
 use crate::selection::pod_addresses::PodAddressSpace;
 
 /// The tables in use, by number or name.
-pub type Tables = BTreeMap<String, NetworkUse>;
+pub type RoutingTables = BTreeMap<String, NetworkUse>;
 
 /// What follows a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,15 +31,15 @@ pub struct NetworkUse {
 
 /// What this node routes by tables of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Networks {
-    pub tables: Tables,
+pub struct RoutedNetworks {
+    pub tables: RoutingTables,
     /// The destinations that are in the cluster for the programs, disjoint. Empty if no pod follows a table.
     pub cluster: Vec<IpNet>,
 }
 
 /// The tables of the view, for a desired state that follows from the same view.
-pub fn networks(view: &ClusterView, space: &PodAddressSpace, desired: &KernelState) -> Networks {
-    let (mut tables, mut addresses, mut pods) = (Tables::new(), BTreeSet::new(), BTreeSet::new());
+pub fn networks(view: &ClusterView, space: &PodAddressSpace, desired: &KernelState) -> RoutedNetworks {
+    let (mut tables, mut addresses, mut pods) = (RoutingTables::new(), BTreeSet::new(), BTreeSet::new());
     for policy in by_rank(view.policies.values().filter(|policy| policy.network.is_some())) {
         let Some(network) = &policy.network else { continue };
         let used = tables.entry(network.table.clone()).or_default();
@@ -52,7 +52,7 @@ pub fn networks(view: &ClusterView, space: &PodAddressSpace, desired: &KernelSta
         }
     }
     let cluster = if pods.is_empty() { Vec::new() } else { cluster(desired) };
-    Networks { tables, cluster }
+    RoutedNetworks { tables, cluster }
 }
 
 fn selected<'a>(view: &'a ClusterView, selects: &'a Selects) -> impl Iterator<Item = (&'a PodKey, &'a Pod)> {

@@ -5,6 +5,8 @@
 //! 5000: fwmark MARK lookup TABLE           answers to its clients, and pods that leave by their own node (`nftables::networks`)
 //! ```
 //!
+//! What should follow a table that the node does not have is dropped, so that it leaves by no other network.
+//!
 //! The tables are the administrator's. What has no route there follows the next rule, as with any rule, so a network that must
 //! be used alone ends with a route that refuses (`unreachable default`).
 //!
@@ -12,10 +14,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::Path;
 
-use egress_core::networks::{NetworkUse, Networks};
+use egress_core::networks::{NetworkUse, RoutedNetworks};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Parseable as _};
 use rtnetlink::packet_route::route::RouteProtocol;
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
@@ -65,23 +67,20 @@ pub struct NetworkRouting {
 
 impl NetworkRouting {
     /// Makes the kernel route by these tables, and by no others.
-    pub fn route(&mut self, networks: &Networks, mgmt_port: &str) -> Unrouted {
+    pub fn route(&mut self, networks: &RoutedNetworks, mgmt_port: &str) -> Unrouted {
         let mut unrouted = Unrouted::new();
-        let mut tables: BTreeMap<u32, NetworkUse> = BTreeMap::new();
+        // `None`: all that the node does not have.
+        let mut tables: BTreeMap<Option<u32>, NetworkUse> = BTreeMap::new();
         for (name, used) in &networks.tables {
-            match resolve(name) {
-                Ok(table) => {
-                    let all = tables.entry(table).or_default();
-                    all.addresses.extend(&used.addresses);
-                    all.pods.extend(&used.pods);
-                }
-                Err(why) => drop(unrouted.insert(name.clone(), why)),
-            }
+            let table = resolve(name).map_err(|why| unrouted.insert(name.clone(), why)).ok();
+            let all = tables.entry(table).or_default();
+            all.addresses.extend(&used.addresses);
+            all.pods.extend(&used.pods);
         }
-        let rules = tables.iter().flat_map(|(table, used)| rules(*table, used)).collect();
+        let rules = tables.iter().filter_map(|(table, used)| Some(rules((*table)?, used))).flatten().collect();
         let tables = tables.into_iter().map(|(table, used)| MarkedTable {
-            table,
-            mark: MARK | table,
+            name: table.map_or("none".to_owned(), |table| table.to_string()),
+            mark: table.map(|table| MARK | table),
             addresses: used.addresses.into_iter().collect(),
             pods: used.pods.into_iter().collect(),
         });
@@ -195,7 +194,6 @@ fn message(rule: &HostRule) -> RuleMessage {
     let mut message = RuleMessage::default();
     message.header.family = if rule.is_v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
     message.header.action = RuleAction::ToTable;
-    let length = if rule.is_v4 { Ipv4Addr::BITS } else { Ipv6Addr::BITS };
     message.attributes = vec![
         RuleAttribute::Priority(PRIORITY),
         RuleAttribute::Table(rule.table),
@@ -203,7 +201,7 @@ fn message(rule: &HostRule) -> RuleMessage {
     ];
     match rule.matches {
         RuleMatch::From(address) => {
-            message.header.src_len = length as u8;
+            message.header.src_len = if rule.is_v4 { 32 } else { 128 };
             message.attributes.push(RuleAttribute::Source(address));
         }
         RuleMatch::Mark(mark) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use egress_core::networks::{NetworkUse, Networks, Tables};
+use egress_core::networks::{NetworkUse, RoutedNetworks, RoutingTables};
 use egress_core::plan::executor::Executor;
 use egress_datapath::names::NFT_NETWORKS;
 use egress_datapath::{Dataplane, cleanup};
@@ -19,13 +19,13 @@ fn used(addresses: &[&str], pods: &[&str]) -> NetworkUse {
     NetworkUse { addresses: all(addresses), pods: all(pods) }
 }
 
-fn networks(tables: &[(&str, NetworkUse)]) -> Networks {
+fn networks(tables: &[(&str, NetworkUse)]) -> RoutedNetworks {
     let cluster = ["10.244.0.0/16", "172.18.0.2/32", "fd00:10:244::/48"].map(|net| net.parse().expect("a literal"));
-    let tables: Tables = tables.iter().map(|(table, used)| ((*table).to_owned(), used.clone())).collect();
-    Networks { tables, cluster: cluster.into() }
+    let tables: RoutingTables = tables.iter().map(|(table, used)| ((*table).to_owned(), used.clone())).collect();
+    RoutedNetworks { tables, cluster: cluster.into() }
 }
 
-async fn route(dataplane: &mut Dataplane, networks: &Networks) {
+async fn route(dataplane: &mut Dataplane, networks: &RoutedNetworks) {
     assert_eq!(dataplane.route(networks).await, BTreeMap::new());
 }
 
@@ -46,7 +46,7 @@ fn rules_and_marks_follow_the_networks() {
         let mut dataplane = node.start().await;
         let foreign = "from 192.0.2.1 lookup 100".split(' ').chain(["priority", "5000"]);
         output(&["ip", "rule", "add"].into_iter().chain(foreign).collect::<Vec<_>>());
-        route(&mut dataplane, &Networks::default()).await;
+        route(&mut dataplane, &RoutedNetworks::default()).await;
         assert!(!has_table());
 
         let both = networks(&[("100", used(&BALANCERS, &[])), ("main", used(&[], &[POD]))]);
@@ -79,7 +79,7 @@ fn rules_and_marks_follow_the_networks() {
         found.sort();
         assert_eq!(found, [expected[0], expected[1], expected[3]]);
         assert!(!output(&["nft", "list", "table", "inet", NFT_NETWORKS]).contains("pods4"));
-        route(&mut dataplane, &Networks::default()).await;
+        route(&mut dataplane, &RoutedNetworks::default()).await;
         assert_eq!((rules(), has_table()), (vec![expected[0].to_owned()], false), "another program's rule stays");
     });
 }
@@ -116,11 +116,19 @@ fn a_former_agents_rules_go_and_removed_ones_come_back() {
 fn a_table_that_the_node_does_not_have_is_named() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
-        let both = networks(&[("100", used(&BALANCERS, &[])), ("blue", used(&["192.0.2.2"], &[]))]);
+        let both = networks(&[("100", used(&BALANCERS, &[])), ("blue", used(&["192.0.2.2"], &[POD]))]);
         let unrouted = dataplane.route(&both).await;
         assert_eq!(unrouted.keys().collect::<Vec<_>>(), ["blue"]);
         assert!(unrouted["blue"].contains("no routing table \"blue\""), "{unrouted:?}");
         assert!(rules().contains(&"from 192.0.2.1 lookup 100 proto 101".to_owned()));
         assert!(!rules().iter().any(|rule| rule.contains("192.0.2.2")));
+        let table = output(&["nft", "-n", "list", "table", "inet", NFT_NETWORKS]);
+        for line in [
+            "ct direction 1 ct original ip daddr @balancers4-none counter packets 0 bytes 0 drop",
+            "ip saddr @pods4-none counter packets 0 bytes 0 drop",
+            "ct original ip daddr @balancers4-100 meta mark set 0x3f000064 accept",
+        ] {
+            assert!(table.contains(line), "{line} is not in\n{table}");
+        }
     });
 }

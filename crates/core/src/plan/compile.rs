@@ -12,7 +12,7 @@ use crate::model::services::ServiceKey;
 use crate::model::settings::NodeSettings;
 use crate::model::state::{KernelState, PodOwner, PodState};
 use crate::model::view::{Addresses, Attach, Change, ClusterView, PodKey, Touched, Update};
-use crate::networks::{Networks, networks};
+use crate::networks::{RoutedNetworks, networks};
 use crate::plan::capacity::ServiceRoom;
 use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod, put_service_ports};
 use crate::selection::pod_addresses::{PodAddressSpace, Refusal};
@@ -155,7 +155,7 @@ impl Compiler {
     }
 
     /// What follows routing tables of EgressServices on this node, as of the last compilation.
-    pub fn networks(&self) -> Networks {
+    pub fn networks(&self) -> RoutedNetworks {
         let of = |desired| networks(&self.view, self.selection.network(), desired);
         self.desired.as_ref().map(of).unwrap_or_default()
     }

@@ -16,7 +16,7 @@ use crate::model::lease::SharedLease;
 use crate::model::node::{Mac, Unserved};
 use crate::model::reserved::Reserved;
 use crate::model::state::{Action, KernelState};
-use crate::networks::Networks;
+use crate::networks::RoutedNetworks;
 
 /// Return type of an asynchronous method of a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -33,7 +33,7 @@ pub trait Executor {
     fn expect(&mut self, _expected: Expected) {}
 
     /// Makes this node route by these tables, and by no others. Returns why nothing follows some of them, by name.
-    fn route(&mut self, _networks: &Networks) -> impl Future<Output = BTreeMap<String, String>> + Send {
+    fn route(&mut self, _networks: &RoutedNetworks) -> impl Future<Output = BTreeMap<String, String>> + Send {
         std::future::ready(BTreeMap::new())
     }
 

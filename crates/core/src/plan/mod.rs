@@ -15,7 +15,7 @@
 //! 8. finished hand-overs end;
 //! 9. pods and ports of Services change, and old flows of the pods are cut;
 //! 10. policies are removed, then the remaining addresses (the policy before the gateway's side), and flows that other
-//!    nodes sent by these until then are cut;
+//!     nodes sent by these until then are cut;
 //! 11. prefixes are removed, the shortest first, then node addresses;
 //! 12. unknown pods pass, if desired.
 //!

@@ -37,7 +37,7 @@ use egress_core::model::reserved::Reserved;
 use egress_core::model::state::{
     Action, EgressId, HandoverStage, HandoverState, KernelState, PodOwner, PodState, Policy,
 };
-use egress_core::networks::Networks;
+use egress_core::networks::RoutedNetworks;
 use egress_core::plan::executor::{AddressClaim, DataplaneError, Executor, Expected};
 use egress_supervise;
 
@@ -61,7 +61,7 @@ impl Executor for Dataplane {
         }
     }
 
-    async fn route(&mut self, networks: &Networks) -> Unrouted {
+    async fn route(&mut self, networks: &RoutedNetworks) -> Unrouted {
         egress_supervise::blocking(|| self.shared.networks().route(networks, &self.shared.settings.mgmt_port))
     }
 

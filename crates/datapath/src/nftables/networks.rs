@@ -17,9 +17,11 @@
 //! }
 //! ```
 //!
-//! After destination NAT, so that answers have their final destination and what pods send to a Service that of an endpoint.
+//! After destination NAT, so that answers have their final destination and what pods send to a Service that of an endpoint. What
+//! should follow a table that the node does not have is dropped instead of marked, in sets named after no table.
 //! Connection tracking knows the address that a client used, whatever translations followed. A mark of other software wins.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
@@ -36,8 +38,10 @@ use crate::nftables::{ELEMENTS_AT_ONCE, Nft, absent_is_false, key};
 /// A routing table, and what follows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkedTable {
-    pub table: u32,
-    pub mark: u32,
+    /// As in the names of sets.
+    pub name: String,
+    /// `None`: the node has no such table, and what should follow it is dropped.
+    pub mark: Option<u32>,
     pub addresses: Vec<IpAddr>,
     pub pods: Vec<IpAddr>,
 }
@@ -109,32 +113,35 @@ impl Nft {
     }
 }
 
-/// The sets of one transaction, by number.
+/// The sets of one transaction, by name, with their numbers in it.
 struct Sets<'a> {
     batch: &'a mut NftBatch,
-    made: Vec<String>,
+    made: BTreeMap<String, u32>,
+    next: u32,
 }
 
 impl Sets<'_> {
     fn addresses(&mut self, name: String, kind: SetType, addresses: &[Vec<u8>]) {
-        self.batch.set(&name, self.made.len() as u32 + 1, kind);
+        self.next += 1;
+        self.batch.set(&name, self.next, kind);
         for some in addresses.chunks(ELEMENTS_AT_ONCE) {
             self.batch.elements(NEW_ELEMENT, &name, some.iter().map(Vec::as_slice));
         }
-        self.made.push(name);
+        self.made.insert(name, self.next);
     }
 
     fn ranges(&mut self, name: String, kind: SetType, ranges: &[(Vec<u8>, Option<Vec<u8>>)]) {
-        self.batch.range_set(&name, self.made.len() as u32 + 1, kind);
+        self.next += 1;
+        self.batch.range_set(&name, self.next, kind);
         for some in ranges.chunks(ELEMENTS_AT_ONCE / 2) {
             let slices = some.iter().map(|(first, end)| (first.as_slice(), end.as_deref()));
             self.batch.ranges(&name, slices);
         }
-        self.made.push(name);
+        self.made.insert(name, self.next);
     }
 
     fn number(&self, name: &str) -> Option<u32> {
-        self.made.iter().position(|made| made == name).map(|index| index as u32 + 1)
+        self.made.get(name).copied()
     }
 }
 
@@ -145,33 +152,37 @@ fn table(spec: &NetworkSpec) -> NftBatch {
     batch.table(NEW_TABLE, NLM_F_CREATE);
     batch.table(DELETE_TABLE, 0);
     batch.table(NEW_TABLE, NLM_F_CREATE);
-    let mut sets = Sets { batch: &mut batch, made: Vec::new() };
+    let mut sets = Sets { batch: &mut batch, made: BTreeMap::new(), next: 0 };
     for family in &FAMILIES {
-        for MarkedTable { table, addresses, pods, .. } in &spec.tables {
+        for MarkedTable { name, addresses, pods, .. } in &spec.tables {
             for (what, all) in [("balancers", addresses), ("pods", pods)] {
                 let keys: Vec<_> = all.iter().filter(|one| family.has(**one)).map(|one| key(*one)).collect();
                 if !keys.is_empty() {
-                    sets.addresses(format!("{what}{}-{table}", family.suffix), family.kind, &keys);
+                    sets.addresses(format!("{what}{}-{name}", family.suffix), family.kind, &keys);
                 }
             }
         }
         let nets = spec.cluster.iter().filter(|net| family.has(net.addr()));
         sets.ranges(format!("cluster{}", family.suffix), family.kind, &nets.map(range).collect::<Vec<_>>());
     }
-    let made = std::mem::take(&mut sets.made);
-    let sets = Sets { batch: &mut batch, made };
     sets.batch.chain(CHAIN, ChainHook::Prerouting, PRIORITY_AFTER_NAT);
     sets.batch.rule(CHAIN, |rule| {
         rule.meta(MetaKey::Mark, Comparison::NotEqual, &0_u32.to_ne_bytes());
         rule.verdict(RuleVerdict::Accept);
     });
-    let marks = |rule: &mut RuleBuilder<'_>, mark: u32| {
-        rule.set_meta(MetaKey::Mark, &mark.to_ne_bytes());
-        rule.verdict(RuleVerdict::Accept);
+    let marks = |rule: &mut RuleBuilder<'_>, mark: Option<u32>| match mark {
+        Some(mark) => {
+            rule.set_meta(MetaKey::Mark, &mark.to_ne_bytes());
+            rule.verdict(RuleVerdict::Accept);
+        }
+        None => {
+            rule.plain("counter");
+            rule.verdict(RuleVerdict::Drop);
+        }
     };
     for family in &FAMILIES {
-        for MarkedTable { table, mark, .. } in &spec.tables {
-            let name = format!("balancers{}-{table}", family.suffix);
+        for MarkedTable { name, mark, .. } in &spec.tables {
+            let name = format!("balancers{}-{name}", family.suffix);
             let Some(number) = sets.number(&name) else { continue };
             sets.batch.rule(CHAIN, |rule| {
                 rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[family.protocol]);
@@ -203,8 +214,8 @@ fn table(spec: &NetworkSpec) -> NftBatch {
                 rule.verdict(RuleVerdict::Accept);
             });
         }
-        for MarkedTable { table, mark, .. } in &spec.tables {
-            let name = format!("pods{}-{table}", family.suffix);
+        for MarkedTable { name, mark, .. } in &spec.tables {
+            let name = format!("pods{}-{name}", family.suffix);
             let Some(number) = sets.number(&name) else { continue };
             sets.batch.rule(CHAIN, |rule| {
                 of_family(rule, family.source, (&name, number));

@@ -449,6 +449,11 @@ fn says_why(context: &LabContext) -> Result<()> {
     ensure!(event.contains("no routing table \"no-such-table\""), "the event says {event}");
     // A node is named, and nothing leaves by another network.
     lab.pods_are_seen_as(|_| Ok(NOTHING))?;
+    println!("each pod by its own node, and a table that none has");
+    lab.edit(json!({"nodeSelector": null, "sourceIPBy": "Network"}))?;
+    until_true("the host is ALL", MOVED, || Ok(lab.host()?.as_deref() == Some("ALL")))?;
+    lab.pods_are_seen_as(|_| Ok(NOTHING))?;
+    lab.reach_the_cluster()?;
     println!("each pod by its own node");
     lab.edit(json!({"network": null, "nodeSelector": null, "sourceIPBy": "Network"}))?;
     until_true("the host is ALL", MOVED, || Ok(lab.host()?.as_deref() == Some("ALL") && lab.labelled()?.is_empty()))?;

@@ -446,6 +446,7 @@ impl<E: Executor> Reconciler<E> {
         self.publish();
         self.report_standby();
         self.report_capacity();
+        self.report_unrouted();
         self.report_refused_pods();
         Ok(())
     }

@@ -1,26 +1,29 @@
-//! Networks of EgressServices: addresses that cannot leave by their network are not served.
+//! Networks of EgressServices: addresses that cannot leave by their network are not served, and pods that cannot send nothing.
 
 use std::collections::BTreeMap;
 
 use tracing::{info, warn};
 
-use crate::node::reconciler::Reconciler;
+use crate::node::reconciler::{NO_NETWORK, Reconciler};
+use egress_core::model::policy::PolicyKey;
 use egress_core::model::state::KernelState;
-use egress_core::networks::Networks;
+use egress_core::networks::RoutedNetworks;
 use egress_core::plan::executor::{DataplaneError, Executor};
 
 /// What the kernel routes by tables, and what it does not.
 #[derive(Default)]
 pub(super) struct Routing {
     /// `None` before the first attempt: rules of a former agent may be there.
-    followed: Option<Networks>,
+    followed: Option<RoutedNetworks>,
     /// Why nothing follows a table, by its name.
     pub(super) unrouted: BTreeMap<String, String>,
+    /// What events have said of policies.
+    reported: BTreeMap<PolicyKey, String>,
 }
 
 impl Routing {
     /// Brings the kernel's routing up to these networks. Whether addresses may be served, or must not be, that were not before.
-    pub(super) async fn follow<E: Executor>(&mut self, executor: &mut E, networks: Networks) -> bool {
+    pub(super) async fn follow<E: Executor>(&mut self, executor: &mut E, networks: RoutedNetworks) -> bool {
         if self.unrouted.is_empty() && self.followed.as_ref() == Some(&networks) {
             return false;
         }
@@ -37,6 +40,24 @@ impl Routing {
 }
 
 impl<E: Executor> Reconciler<E> {
+    /// Tells the users of pods that leave by their own nodes, which have no address that is not served. Once for each policy and
+    /// cause.
+    pub(super) fn report_unrouted(&mut self) {
+        let node = self.coordination.ownership.node_name();
+        let mut reported = BTreeMap::new();
+        for policy in self.compiler.view().policies.values().filter(|policy| policy.is_by_own_nodes()) {
+            let network = policy.network.as_ref();
+            let Some(why) = network.and_then(|network| self.routing.unrouted.get(&network.table)) else { continue };
+            if self.routing.reported.get(policy.key()) != Some(why)
+                && let Some(events) = &self.events
+            {
+                events.warn(&**policy, NO_NETWORK, &format!("its pods on node {node} send nothing: {why}"));
+            }
+            reported.insert(policy.key().clone(), why.clone());
+        }
+        self.routing.reported = reported;
+    }
+
     /// Removes addresses from the desired state whose network is not followed.
     pub(super) fn refuse_unrouted(&mut self, desired: &mut KernelState) {
         if self.routing.unrouted.is_empty() {

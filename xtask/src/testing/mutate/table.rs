@@ -131,7 +131,13 @@ mutations! { PROGRAMS,
     "mark-gets-the-uplinks-address", TO_NETDEV, ["from_netdev::"], "a packet leaves with an address of another network":
         "    if ifindex == config.uplink_ifindex {\n" => "    if ifindex != 0 {\n";
     "further-interfaces-ask-the-kernel", NAT, ["further_routes::"], "IPv6 packets find no route, or need forwarding":
-        "    if owned.ifindex == run.config.uplink_ifindex {\n" => "    if owned.ifindex != 0 {\n";
+        "owned.is_shared() || owned.ifindex == run.config.uplink_ifindex {\n" => "owned.ifindex != 0 {\n";
+    "shared-address-by-its-interface-alone", NAT, ["host_routes::"], "the network of an EgressService is not used":
+        "true => (run.config.mgmt_ifindex, RouteChoice::Hosts)," => "true => (owned.ifindex, RouteChoice::Through),";
+    "shared-address-by-any-device", FIB, ["host_routes::"], "packets leave by a device without programs, and replies are not translated":
+        " || Maps.interface(params.ifindex).is_some()," => " || params.ifindex != 0,";
+    "mtu-of-the-uplink-for-every-interface", FIB, ["host_routes::"], "packets of a Service are too long for another interface":
+        "RouteChoice::Hosts => mtu.max(LEAST_MTU)," => "RouteChoice::Hosts => lookup.device_mtu,";
     "refused-route-is-on-link", ROUTES, ["further_routes::", "routes::"], "a blackhole of the administrator lets packets leave":
         "RouteKind::Refused => None," => "RouteKind::Refused => Some(&flow.daddr),";
     "hop-by-the-slots-hash", ROUTES, ["routes::"], "each of two addresses always has the same next hop":
@@ -274,7 +280,7 @@ mutations! { PROGRAMS,
     "guard-waits-for-fragments", TO_NETDEV, ["to_netdev::"], "a first fragment is dropped at the uplink, where it cannot be sent again":
         "from_pod::judge(headers, quote, tables, config, false)" => "from_pod::judge(headers, quote, tables, config, true)";
     "kept-hop-outlives-routes", FIB, ["next_hops::"], "packets go to the old router after a change of routes":
-        "hop.generation == generation && hop" => "hop";
+        "hop.generation == generation && is_here" => "is_here";
 
     // Who may.
     "outer-source-any-address", FROM_OVERLAY, ["encapsulation::"], "what a pod sends to a node's port passes for a node's packet":
@@ -311,7 +317,11 @@ mutations! { PROGRAMS,
     "half-a-hand-over-passes-on", FROM_NETDEV, ["handover::"], "a node whose agent is killed in the middle of letting go sends its answers away":
         "!passed && !is_held(egress_id, &headers.tuple.daddr, tables)" => "!passed";
     "error-goes-by-its-own-ends", FROM_NETDEV, ["handover::"], "an ICMP error about what the new owner has sent goes to the old node":
-        "L4::IcmpError => quote.flow()," => "L4::IcmpError => &headers.tuple,";
+        "L4::IcmpError => quote.flow(),\n        _ =>" => "L4::IcmpError => &headers.tuple,\n        _ =>";
+    "clients-are-passed-on", FROM_NETDEV, ["shared_addresses::"], "a Service's clients lose their connections while its address moves":
+        "&& tables.exposure(&port).is_none();" => "&& port.protocol != 0;";
+    "only-known-flows-are-passed-on", FROM_NETDEV, ["shared_addresses::"], "new connections lose their answers while a Service's address moves":
+        "&& tables.exposure(&port).is_none();" => "&& tables.nat_peek(reverse).is_some();";
     "quote-of-another-address", FROM_NETDEV, ["icmp_errors::"], "an ICMP error about one egress IP comes in by another":
         "quote.tuple().saddr == headers.tuple.daddr" => "quote.tuple().protocol != 0";
     "answers-to-the-world-translated", FROM_POD, ["replies::", "to_netdev::"], "answers to connections from outside get an egress IP":

@@ -7,7 +7,7 @@ use crate::model::samples::{equals, interface, ip, net, policy, settings};
 use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{EgressIds, PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
-use crate::networks::{NetworkUse, Networks, Tables};
+use crate::networks::{NetworkUse, RoutedNetworks, RoutingTables};
 use crate::plan::compile::Compiler;
 use crate::selection::MOST_STANDBY;
 
@@ -353,7 +353,7 @@ fn networks_have_the_addresses_and_pods_that_follow_them() {
         compiler.networks()
     };
     let pods = || vec![("web", web("10.244.1.10")), ("other", pod("10.244.1.11")), ("away", web("10.244.2.10"))];
-    assert_eq!(networks_of(vec![policy("a", &[], &[])], pods()), Networks::default());
+    assert_eq!(networks_of(vec![policy("a", &[], &[])], pods()), RoutedNetworks::default());
 
     let by_host = with("s", "100", 1, &["192.0.2.1", "2001:db8::1"], None);
     let found = networks_of(vec![by_host.clone()], pods());
@@ -361,7 +361,7 @@ fn networks_have_the_addresses_and_pods_that_follow_them() {
         addresses: addresses.iter().map(|address| ip(address)).collect(),
         pods: pods.iter().map(|address| ip(address)).collect(),
     };
-    assert_eq!(found.tables, Tables::from([("100".into(), used(&["192.0.2.1", "2001:db8::1"], &[]))]));
+    assert_eq!(found.tables, RoutingTables::from([("100".into(), used(&["192.0.2.1", "2001:db8::1"], &[]))]));
     assert!(found.cluster.is_empty(), "no pod follows it");
 
     let by_nodes = with("t", "blue", 2, &["192.0.2.1", "192.0.2.2"], Some("web"));
