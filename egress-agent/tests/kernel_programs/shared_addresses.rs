@@ -18,7 +18,8 @@ fn to_address(cast: &FamilyAddresses, sport: u16, dport: u16) -> FrameSpec {
 /// Flows of the pod from these ports, at the shared address.
 fn begin(stage: &mut Stage, cast: &FamilyAddresses) {
     stage.share(cast.here, cast.egress);
-    for (port, body) in [(4000, Body::Udp), (4001, Body::Tcp(SYN)), (4002, Body::EchoRequest)] {
+    let bodies = [(4000, Body::Udp), (4001, Body::Tcp(SYN)), (4002, Body::EchoRequest), (4003, Body::Sctp(1))];
+    for (port, body) in bodies {
         let sent = packet(cast.pod, cast.world, port, 80).body(body);
         stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &sent.snat(cast.egress, port).hop());
     }
@@ -31,6 +32,7 @@ fn the_pods_flows_come_back() {
         for answer in [
             to_address(cast, 80, 4000),
             to_address(cast, 80, 4001).tcp(SYN | ACK),
+            to_address(cast, 80, 4003).body(Body::Sctp(2)),
             to_address(cast, 4002, 0).body(Body::EchoReply),
         ] {
             let port = if answer.body == Body::EchoReply { 4002 } else { answer.dport };

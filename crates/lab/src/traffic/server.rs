@@ -84,9 +84,12 @@ impl Server {
         Self::start(&pod.netns, &pod.addresses.both(), &lab.logs().join(format!("access_log-{}", pod.name)))
     }
 
-    /// A server on a node's own address, as a pod in the host's network has.
+    /// A server on a node's own addresses, as a pod in the host's network has.
     pub fn on_node(lab: &Lab, node: &LabNode) -> Result<Self> {
-        let addresses = node.number.address().both();
+        let mut addresses = node.number.address().both().to_vec();
+        if node.config.second.is_some() {
+            addresses.extend(node.number.second_address().both());
+        }
         Self::start(&node.host, &addresses, &lab.logs().join(format!("access_log-{}", node.name())))
     }
 

@@ -34,6 +34,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         LabTest::new("service_precedes_egress_ip", Duration::from_secs(60), precedes_egress_ip),
         LabTest::new("service_of_local_traffic_has_a_node_with_pods", Duration::from_secs(90), local_traffic),
         LabTest::new("service_follows_its_nodes", Duration::from_secs(90), follows_its_nodes),
+        LabTest::new("service_shares_pods_with_other_policies", Duration::from_secs(90), shares_pods),
         LabTest::new("service_follows_its_network", Duration::from_secs(120), follows_its_network),
         LabTest::new("service_pods_leave_by_their_nodes_network", Duration::from_secs(120), leave_by_their_network),
         LabTest::new("service_that_cannot_be_served_says_why", Duration::from_secs(60), says_why),
@@ -61,6 +62,14 @@ impl ServiceLab {
         let mut cluster = TestCluster::bring_up(lab, Some(0), &ApiChoice::new(None))?;
         cluster.start_agents(&cluster.options(context))?;
         cluster.agents_serve()?;
+        // As OVN-Kubernetes lists all addresses of a node.
+        for node in cluster.lab.nodes() {
+            let networks = [(node.number.address(), 16), (node.number.second_address(), 24)];
+            let nets = networks.map(|(own, length)| [format!("{}/{length}", own.v4), format!("{}/64", own.v6)]);
+            let annotations = json!({"k8s.ovn.org/host-cidrs": json!(nets.concat()).to_string()});
+            let patch = json!({"metadata": {"annotations": annotations}});
+            cluster.api.merge(&format!("{NODES}/{}", node.name()), &patch)?;
+        }
         Self::start_on(cluster, &PODS)
     }
 
@@ -225,6 +234,68 @@ fn source(address: Dual) -> Observed2 {
 }
 
 const NOTHING: Observed2 = [Observed::Nothing, Observed::Nothing];
+
+/// An EgressIP object and two EgressServices select one pod, which also calls nodes on both of their networks, and sends pings.
+fn shares_pods(context: &LabContext) -> Result<()> {
+    let lab = ServiceLab::with_second_network(context)?;
+    lab.cluster.assignable(1, true)?;
+    lab.cluster.assignable(3, true)?;
+    let object = egress_ip("both", &["172.18.0.110", "fd00:172:18::110"], &all(), &labels("app", "web"));
+    lab.cluster.assign(&object)?;
+    lab.put(json!({"nodeSelector": hostname("node2")}))?;
+    lab.is_hosted_by(2)?;
+
+    println!("pods call other nodes");
+    let to = lab.cluster.lab.node(node(3)?);
+    let server = Server::on_node(&lab.cluster.lab, to)?;
+    for number in [1, 2] {
+        let (netns, own) = (&lab.cluster.pod(PODS[number - 1])?.netns, node(number)?);
+        for (addresses, source) in
+            [(to.number.address(), own.address()), (to.number.second_address(), own.second_address())]
+        {
+            for (to, source) in addresses.both().into_iter().zip(source.both()) {
+                lab.cluster.becomes(netns, to, Observed::Source(source))?;
+            }
+        }
+    }
+    drop(server);
+
+    println!("pods send pings");
+    let capture = Capture::start(&lab.cluster.lab)?;
+    for name in PODS {
+        for to in plan::SERVER.both() {
+            let pong = client::ping(&lab.cluster.pod(name)?.netns, to, Ping::default())?;
+            ensure!(pong.received == 1, "{name} got no answer from {to}: {}", pong.text);
+        }
+    }
+    let ingress = lab.balancer.ingress;
+    let pings = |key: &CaptureKey| plan::SERVER.is(key.destination) && key.protocol != TCP;
+    let seen = capture.finish_clean()?;
+    let (by_service, all) = (seen.packets(|key| pings(key) && ingress.is(key.source)), seen.packets(pings));
+    ensure!(by_service == 6 && all == 6, "{by_service} of {all} pings had the Service's address, not 6");
+
+    println!("a younger EgressService selects the same pods");
+    let second = LabLoadBalancer::new("default", "second", 1);
+    let pods = PODS.iter().map(|name| lab.cluster.pod(name)).collect::<Result<Vec<_>>>()?;
+    lab.cluster.api.publish_load_balancer(&second, &pods)?;
+    let service = "/api/v1/namespaces/default/services/second";
+    lab.cluster.api.merge(service, &json!({"spec": {"selector": {"app": "web"}}}))?;
+    // Ages are in seconds.
+    std::thread::sleep(Duration::from_millis(1100));
+    lab.cluster.api.create(
+        EGRESS_SERVICES,
+        &json!({"apiVersion": "k8s.ovn.org/v1", "kind": "EgressService",
+                "metadata": {"name": "second", "namespace": "default"}, "spec": {}}),
+    )?;
+    let event = lab.cluster.event("default.second", "UndefinedRequest")?;
+    println!("it says: {event}");
+    lab.is_hosted_by(2)?;
+    lab.delete()?;
+    lab.pods_are_seen_as(|_| Ok(source(second.ingress)))?;
+    lab.cluster.api.delete(&format!("{EGRESS_SERVICES}/second"))?;
+    lab.pods_are_seen_as(|_| Ok(source(EGRESS_IP)))?;
+    lab.finish()
+}
 
 /// Answers to clients and what leaves with the shared address follow a table of the host, whatever the Service's traffic policy.
 fn follows_its_network(context: &LabContext) -> Result<()> {
@@ -460,6 +531,12 @@ fn says_why(context: &LabContext) -> Result<()> {
     for (name, number) in PODS.iter().zip(1..) {
         lab.pod_is_seen_as(name, node(number)?.address())?;
     }
+    println!("a name that is too long for a label");
+    let name = "n".repeat(60);
+    let object = json!({"apiVersion": "k8s.ovn.org/v1", "kind": "EgressService",
+                        "metadata": {"name": name, "namespace": "default"}, "spec": {}});
+    lab.cluster.api.create(EGRESS_SERVICES, &object)?;
+    lab.cluster.event(&name, "NoLabel")?;
     lab.edit(json!({"sourceIPBy": null}))?;
     let number = until("some node hosts it", MOVED, || Ok(lab.labelled()?.first().copied()))?;
     lab.is_hosted_by(number)?;

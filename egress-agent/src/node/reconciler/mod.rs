@@ -44,7 +44,7 @@ use crate::node::reconciler::synced::Synced;
 use crate::change_queue::ChangeReceiver;
 use crate::metrics::Meters;
 use egress_core::model::node::{Node, mac_text};
-use egress_core::model::policy::{EgressPolicy, PolicyKey, Unreadable, parse_egress_ip};
+use egress_core::model::policy::{EgressPolicy, PolicyKey, PolicyKind, Unreadable, parse_egress_ip};
 use egress_core::model::services::ServiceKey;
 use egress_core::model::settings::NodeSettings;
 use egress_core::model::state::{Action, AddressByPolicy, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
@@ -638,12 +638,14 @@ impl<E: Executor> Reconciler<E> {
         for ((object, served_by), pod) in new.into_iter().filter(|(pair, _)| !old.contains_key(pair)) {
             let message = format!(
                 "{} object {} will not be configured for pods of node {} that it selects, {}/{} among them, since \
-                 another egressIP object {} is serving them, this is undefined",
+                 another {} object {} is serving them, this is undefined",
                 object.kind.as_str(),
                 object.name,
                 self.coordination.ownership.node_name(),
                 pod.namespace,
                 pod.name,
+                // As OVN-Kubernetes writes it.
+                if served_by.kind == PolicyKind::EgressIp { "egressIP" } else { served_by.kind.as_str() },
                 served_by.name,
             );
             debug!(policy = %object, pod = pod.name, namespace = pod.namespace, %served_by, "standby");
