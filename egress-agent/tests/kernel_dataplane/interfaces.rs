@@ -19,30 +19,30 @@ use tokio_util::sync::CancellationToken;
 use crate::node::{self, TestNode, UPLINK, clean, device, eventually, ip, mac_text, on_node, output, start, within};
 
 /// In the network of `eth1`.
-const ADDRESSES: [&str; 2] = ["10.10.10.100", "fd00:10::1:100"];
+pub(crate) const ADDRESSES: [&str; 2] = ["10.10.10.100", "fd00:10::1:100"];
 
-fn address(text: &str) -> IpAddr {
+pub(crate) fn address(text: &str) -> IpAddr {
     text.parse().expect("a literal")
 }
 
 /// The programs of egress interfaces on this device.
-fn programs_on(name: &str) -> Vec<String> {
+pub(crate) fn programs_on(name: &str) -> Vec<String> {
     let on = |hook: Hook| node::programs_on(name, hook.direction()).into_iter().map(|(program, _)| program);
     Hook::NETDEV.into_iter().flat_map(on).collect()
 }
 
 /// Each of them once.
-fn has_programs(name: &str) -> bool {
+pub(crate) fn has_programs(name: &str) -> bool {
     programs_on(name) == Hook::NETDEV.map(Hook::name)
 }
 
 /// The state of `eth1` as the agent publishes it.
-fn state(dataplane: &Dataplane, name: &str) -> Option<InterfaceState> {
+pub(crate) fn state(dataplane: &Dataplane, name: &str) -> Option<InterfaceState> {
     dataplane.interfaces().borrow().iter().find(|one| one.name == name).map(|one| one.state.clone())
 }
 
 impl TestNode {
-    fn owned(&self, id: u32) -> Owned {
+    pub(crate) fn owned(&self, id: u32) -> Owned {
         self.map::<u32, Owned>("owned").get(&id, 0).expect("its entry")
     }
 
@@ -95,7 +95,7 @@ fn nic_programs_follow_the_interfaces() {
 }
 
 /// A line for each route of `eth1`: its prefix, and its next hops.
-fn routes(node: &TestNode, ifindex: u32) -> Vec<String> {
+pub(crate) fn routes(node: &TestNode, ifindex: u32) -> Vec<String> {
     let data = MapData::from_pin(node.pin("maps/routes")).expect("open a pinned map");
     let map = LpmTrie::<MapData, RouteDestination, RouteEntry>::try_from(Map::LpmTrie(data)).expect("a trie");
     let all = map.iter().map(|entry| entry.expect("an entry"));

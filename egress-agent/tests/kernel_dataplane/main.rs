@@ -13,6 +13,7 @@ mod handover;
 mod idle_reset;
 mod interfaces;
 mod killed;
+mod kinds;
 mod leak_guard;
 mod lifecycle;
 mod metering;

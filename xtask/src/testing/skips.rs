@@ -17,7 +17,7 @@ const VARIABLE: &str = "EGRESS_TEST_SKIPS";
 
 /// Skips that are as they should be wherever the tests run, each with a part of the reason that it gives. Tests are named with
 /// their module.
-const EXPECTED: [(&str, &str); 17] = [
+const EXPECTED: [(&str, &str); 20] = [
     // Commands of their own, with optimized code: docs/performance.md.
     ("controller::node_health::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
@@ -39,8 +39,11 @@ const EXPECTED: [(&str, &str); 17] = [
     ("lifecycle::", "this kernel has no links"),
     ("lifecycle::", "the order is that of links"),
     ("devices::", "the kernel refuses a link here"),
-    // A module that the running kernel was built without; the guests have it.
+    // Modules that the running kernel was built without; the guests have them.
     ("fib_helper_finds_the_table_of_a_vrf", "no VRF"),
+    ("kinds::nic_on_a_vlan", "no VLAN device"),
+    ("kinds::nic_on_a_bond", "no bond"),
+    ("kinds::nic_in_a_vrf", "no VRF"),
     // Tables of iptables that the running kernel was built without.
     ("metering::policy_in_forward_is_recognised_in_legacy_tables_too", "this kernel has no such tables"),
 ];

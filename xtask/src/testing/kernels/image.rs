@@ -12,8 +12,20 @@ use anyhow::{Context, Result, bail};
 use egress_toolchain::{Paths, Progress, debs, output};
 
 /// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
-const WANTED: [&str; 10] =
-    ["veth", "bridge", "vxlan", "dummy", "macvlan", "vrf", "sch_ingress", "cls_bpf", "nf_tables", "nft_ct"];
+const WANTED: [&str; 12] = [
+    "veth",
+    "bridge",
+    "vxlan",
+    "dummy",
+    "macvlan",
+    "vrf",
+    "8021q",
+    "bonding",
+    "sch_ingress",
+    "cls_bpf",
+    "nf_tables",
+    "nft_ct",
+];
 
 /// An unpacked kernel.
 pub(super) struct KernelImage {
