@@ -18,6 +18,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     let test = |name, run| LabTest::new(name, Duration::from_secs(120), run);
     vec![
         test("nic_egress_ips_leave_by_their_network", leave_by_their_network),
+        test("nic_of_one_node_serves_several_objects", several_objects),
         test("nic_no_packet_leaves_with_the_address_of_a_pod", no_pod_address_leaves),
         test("nic_mixed_objects_use_the_network_of_the_destination", mixed_objects),
         test("nic_that_cannot_send_moves_its_addresses_alone", moves_alone),
@@ -127,6 +128,45 @@ fn leave_by_their_network(context: &LabContext) -> Result<()> {
     ensure!(strays == 0, "{strays} packets with an address of the second network were on the first one");
     ensure!(second.to_the_world(AddressKind::Egress) > 0, "the capture of the second network has no egress IP");
     cluster.tear_down()
+}
+
+/// Two objects by one interface of one node. A neighbour that believes announcements knows both addresses before it sends.
+fn several_objects(context: &LabContext) -> Result<()> {
+    let cluster = start(context)?;
+    cluster.assignable(1, true)?;
+    let router = &cluster.lab.second()?.world.ext;
+    let switches =
+        ["ipv4.conf.all.arp_accept", "ipv6.conf.lan0.accept_untracked_na", "ipv6.conf.all.accept_untracked_na"];
+    switches.into_iter().try_for_each(|name| router.exec("sysctl", &["-qw", &format!("net.{name}=1")]).map(drop))?;
+    let shown = link_address(cluster.lab.node(node(1)?))?;
+    let families: [fn(Dual) -> IpAddr; 2] = [|address| address.v4.into(), |address| address.v6.into()];
+    for family in families {
+        let addresses = [1, 2].map(|number| family(plan::second_egress_ip(number)));
+        for (name, address) in ["red", "blue"].into_iter().zip(addresses) {
+            router.exec("ip", &["neigh", "flush", "to", &address.to_string()])?;
+            cluster.assign(&egress_ip(name, &[&address.to_string()], &labels("house", name), &all()))?;
+            until_true(&format!("the router knows who has {address}"), Duration::from_secs(30), || {
+                Ok(router.exec("ip", &["neigh", "show", &address.to_string()])?.contains(&shown))
+            })?;
+        }
+        let server = family(plan::SERVER2);
+        let netns = |name: &str| Ok::<_, anyhow::Error>(&cluster.pod(name)?.netns);
+        cluster.becomes(netns(NAMES[1])?, server, Observed::Source(addresses[0]))?;
+        cluster.becomes(netns(PLAIN)?, server, Observed::Source(addresses[1]))?;
+        cluster.remove("red")?;
+        let own = family(node(2)?.second_address());
+        cluster.becomes(netns(NAMES[1])?, server, Observed::Source(own))?;
+        ensure!(seen(&cluster, PLAIN, server)? == of_source(&[addresses[1]]), "the other object is affected");
+        cluster.remove("blue")?;
+    }
+    cluster.tear_down()
+}
+
+/// Of the further interface, as `ip` prints it.
+fn link_address(node: &LabNode) -> Result<String> {
+    let shown = node.host.exec("ip", &["link", "show", "dev", SECOND_UPLINK])?;
+    let after = shown.split("link/ether ").nth(1).context("it has a link address")?;
+    Ok(after.split(' ').next().unwrap_or_default().to_owned())
 }
 
 /// The uplink has the better default route of both families, and the kernel forwards nothing that comes by `eth1`.
