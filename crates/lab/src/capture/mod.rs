@@ -186,6 +186,11 @@ impl Capture {
         Self::begin(lab, Seen { watched, watches_owners: true, ..Seen::default() })
     }
 
+    /// The same on the switch of the second network.
+    pub fn watching_owners_on_second(lab: &Lab, watched: BTreeSet<IpAddr>) -> Result<Self> {
+        Self::begin(lab, Seen { watched, watches_owners: true, is_second: true, ..Seen::default() })
+    }
+
     /// Captures on the switch of the second network.
     pub fn on_second(lab: &Lab) -> Result<Self> {
         Self::begin(lab, Seen { is_second: true, ..Seen::default() })

@@ -101,7 +101,7 @@ impl<'a> FaultTest<'a> {
         (built, logs, prefix): (&'a Built, PathBuf, Option<&str>),
         progress: &'a Progress,
     ) -> Result<Self> {
-        let shape = ClusterShape { nodes: NODES, hosts: &GATEWAYS, arguments };
+        let shape = ClusterShape { nodes: NODES, hosts: &GATEWAYS, arguments, second: false };
         let cluster = LoadedCluster::start(&shape, built, prefix, logs.clone())?;
         let addresses = cluster.subjects.iter().map(|subject| subject.address()).collect::<Result<Vec<_>>>()?;
         let asker = NeighbourRequests::start(&cluster.base.lab, &addresses)?;
@@ -183,7 +183,7 @@ impl<'a> FaultTest<'a> {
     /// Takes what was seen since the last time.
     pub(super) fn pump(&mut self) -> Result<()> {
         yield_to_signal();
-        let (captured, missed) = self.cluster.capture.take_captured();
+        let (captured, missed) = self.cluster.take_captured();
         ensure!(missed == 0, "the capture missed {missed} frames, and proves nothing");
         self.wrong.extend(captured.iter().filter_map(|one| self.wire.wrong_source(one)).map(|found| found.message));
         self.seen.extend(captured);

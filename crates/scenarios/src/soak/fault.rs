@@ -5,6 +5,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use egress_lab::random::SplitMix64;
 
+use super::loaded_cluster::FAR;
+
 /// What befalls the cluster in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub(super) enum Fault {
@@ -42,6 +44,10 @@ pub(super) enum Fault {
     CrashLoop,
     /// The Node object of a gateway is deleted and created again
     DeleteNode,
+    /// A further interface of a gateway has no carrier
+    Nic,
+    /// The switch forwards nothing of a further interface of a gateway
+    NicSwitch,
 }
 
 /// What a fault is expected to do to traffic.
@@ -60,7 +66,7 @@ pub(super) enum Effect {
 }
 
 impl Fault {
-    pub(super) const ALL: [Self; 17] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::Cut,
         Self::PowerOff,
         Self::Uplink,
@@ -78,6 +84,8 @@ impl Fault {
         Self::Isolate,
         Self::CrashLoop,
         Self::DeleteNode,
+        Self::Nic,
+        Self::NicSwitch,
     ];
 
     /// As it is typed.
@@ -100,14 +108,21 @@ impl Fault {
             Self::Isolate => "isolate",
             Self::CrashLoop => "crash-loop",
             Self::DeleteNode => "delete-node",
+            Self::Nic => "nic",
+            Self::NicSwitch => "nic-switch",
         }
     }
 
     pub(super) fn effect(self) -> Effect {
         match self {
-            Self::Cut | Self::PowerOff | Self::Uplink | Self::Pause | Self::Isolate | Self::DeleteNode => {
-                Effect::FailsOver
-            }
+            Self::Cut
+            | Self::PowerOff
+            | Self::Uplink
+            | Self::Pause
+            | Self::Isolate
+            | Self::DeleteNode
+            | Self::Nic
+            | Self::NicSwitch => Effect::FailsOver,
             Self::Label => Effect::HandsOver,
             Self::Stop => Effect::Interrupts,
             Self::Edit | Self::Recreate => Effect::Changes,
@@ -121,11 +136,16 @@ impl Fault {
         }
     }
 
+    /// Whether it concerns the addresses of one interface that is not the uplink, and no others.
+    pub(super) fn is_of_further_interface(self) -> bool {
+        matches!(self, Self::Nic | Self::NicSwitch)
+    }
+
     /// Seconds that it may last: long enough to move what moves, and less than the grace of a silent agent, in which an
     /// agent that was killed starts, and one that could not be reached is found, too.
     fn lasts(self, extent: Extent) -> (u64, u64) {
         match (self, extent) {
-            (Self::Cut | Self::PowerOff | Self::Uplink | Self::Isolate, _) => (7, 9),
+            (Self::Cut | Self::PowerOff | Self::Uplink | Self::Isolate | Self::Nic | Self::NicSwitch, _) => (7, 9),
             (Self::Pause, _) => (2, 5),
             (Self::DeleteNode, _) => (3, 6),
             (Self::Stop | Self::Kill | Self::Management | Self::NoApi | Self::CrashLoop, Extent::Share) => (2, 6),
@@ -156,7 +176,7 @@ pub(super) enum Extent {
 pub(super) struct RoundPlan {
     pub(super) round: usize,
     pub(super) fault: Fault,
-    /// Which of the addresses the fault is about: the first, or the second.
+    /// Which of the addresses the fault is about.
     pub(super) subject: usize,
     pub(super) lasts: Duration,
 }
@@ -171,7 +191,8 @@ impl RoundPlan {
         let moves = random.below(2) == 0 && !moving.is_empty();
         let choice = if moves { moving.as_slice() } else { faults };
         let fault = choice[random.index(choice.len())];
-        let subject = usize::from(random.below(2) == 1);
+        let of_uplink = usize::from(random.below(2) == 1);
+        let subject = if fault.is_of_further_interface() { FAR } else { of_uplink };
         let (least, most) = fault.lasts(extent);
         let lasts = Duration::from_millis(least * 1000 + random.below(most.saturating_sub(least) * 1000));
         Self { round, fault, subject, lasts }

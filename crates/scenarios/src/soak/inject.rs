@@ -34,7 +34,9 @@ impl FaultTarget {
             | Fault::NoApi
             | Fault::Isolate
             | Fault::CrashLoop
-            | Fault::DeleteNode => Some(self.gateway),
+            | Fault::DeleteNode
+            | Fault::Nic
+            | Fault::NicSwitch => Some(self.gateway),
         }
     }
 }
@@ -45,6 +47,7 @@ pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: FaultTarg
     match fault {
         Fault::Cut => {
             cluster.base.lab.set_lan(&node, false)?;
+            cluster.base.lab.set_second_port(&node, false)?;
             cluster.base.lab.set_overlay(&node, false)
         }
         Fault::PowerOff => {
@@ -76,6 +79,8 @@ pub(super) fn begin(cluster: &mut LoadedCluster, fault: Fault, target: FaultTarg
         Fault::Isolate => cluster.base.lab.cut(&NetworkCut::Nodes(target.gateway)),
         Fault::CrashLoop => cluster.agent(target.gateway).restart(),
         Fault::DeleteNode => cluster.delete_node(target.gateway),
+        Fault::Nic => cluster.base.lab.set_second_carrier(&node, false),
+        Fault::NicSwitch => cluster.base.lab.set_second_port(&node, false),
     }
 }
 
@@ -85,6 +90,7 @@ pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: FaultTarget
     match fault {
         Fault::Cut => {
             cluster.base.lab.set_lan(&node, true)?;
+            cluster.base.lab.set_second_port(&node, true)?;
             cluster.base.lab.set_overlay(&node, true)
         }
         Fault::PowerOff => {
@@ -114,5 +120,7 @@ pub(super) fn end(cluster: &mut LoadedCluster, fault: Fault, target: FaultTarget
         Fault::Isolate => cluster.base.lab.mend(&NetworkCut::Nodes(target.gateway)),
         Fault::CrashLoop => cluster.agent(target.gateway).restart(),
         Fault::DeleteNode => cluster.create_node(target.gateway),
+        Fault::Nic => cluster.base.lab.set_second_carrier(&node, true),
+        Fault::NicSwitch => cluster.base.lab.set_second_port(&node, true),
     }
 }

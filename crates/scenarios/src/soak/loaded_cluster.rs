@@ -1,5 +1,5 @@
-//! The cluster of soak and faults: a [`TestCluster`] whose nodes may all host egress IPs, with two objects of one address each
-//! (IPv4, IPv6), and on each node a pod of either object that sends without pause.
+//! The cluster of soak and faults: a [`TestCluster`] whose nodes may all host egress IPs, with objects of one address each (IPv4,
+//! IPv6, and on request one of a further interface), and on each node a pod of each object that sends without pause.
 
 use std::net::TcpStream;
 
@@ -7,8 +7,10 @@ use super::echo::{self, EchoServer};
 use super::sampler::Sampler;
 use super::streams::Streams;
 use crate::prelude::*;
+use egress_lab::SecondNic;
 use egress_lab::api_objects::{EGRESS_NODES, HEALTH_PORT, NODES};
 use egress_lab::apiserver::ApiServer;
+use egress_lab::capture::CapturedPacket;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::machine::StoppedMachine;
 use egress_lab::process::last_lines;
@@ -21,18 +23,28 @@ pub(crate) struct ClusterShape<'a> {
     pub(crate) hosts: &'a [usize],
     /// More arguments of agents and controllers.
     pub(crate) arguments: &'a [&'a str],
+    /// Nodes have a second network, and an object has an address of it ([`FAR`]).
+    pub(crate) second: bool,
 }
 
 impl ClusterShape<'_> {
     /// The soak's: addresses are where the controller puts them.
-    pub(crate) const SOAK: Self = Self { nodes: 3, hosts: &[1, 2, 3], arguments: &[] };
+    pub(crate) const SOAK: Self = Self { nodes: 3, hosts: &[1, 2, 3], arguments: &[], second: true };
 }
 
 const NAMESPACE: &str = "soak";
+/// The object whose address is of a further interface, after those of the uplink.
+pub(crate) const FAR: usize = 2;
+const SUBJECTS: [AlternatingPolicy; 3] = [
+    AlternatingPolicy { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
+    AlternatingPolicy { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },
+    AlternatingPolicy { name: "far", addresses: ["10.10.10.110", "10.10.10.111"], turn: 0 },
+];
 /// How long the cluster may take until it serves for the first time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An object, and the addresses that it has in turns.
+#[derive(Clone)]
 pub(crate) struct AlternatingPolicy {
     pub(crate) name: &'static str,
     addresses: [&'static str; 2],
@@ -66,42 +78,54 @@ pub(crate) struct LoadCaller {
 /// Fields are dropped in this order: callers first, the lab last.
 pub(crate) struct LoadedCluster {
     pub(crate) callers: Vec<LoadCaller>,
-    pub(crate) capture: Capture,
+    /// Of the nodes' network, and of the second one.
+    pub(crate) captures: Vec<Capture>,
     /// The machine that is stopped.
     pub(crate) stopped: Option<StoppedMachine>,
-    pub(crate) subjects: [AlternatingPolicy; 2],
-    echo: EchoServer,
+    pub(crate) subjects: Vec<AlternatingPolicy>,
+    echoes: Vec<EchoServer>,
     pub(crate) base: TestCluster,
 }
 
-fn pods(nodes: usize) -> impl Iterator<Item = PodSpec> {
-    (1..=nodes).flat_map(|node| {
-        ["four", "six"].map(|object| pod(&format!("{object}{node}"), NAMESPACE, node, &[("object", object)]))
+fn pods(nodes: usize, subjects: &[AlternatingPolicy]) -> impl Iterator<Item = PodSpec> {
+    (1..=nodes).flat_map(move |node| {
+        let of = move |one: &AlternatingPolicy| {
+            pod(&format!("{}{node}", one.name), NAMESPACE, node, &[("object", one.name)])
+        };
+        subjects.iter().map(of)
     })
 }
 
 impl LoadedCluster {
     pub(crate) fn start(shape: &ClusterShape<'_>, built: &Built, prefix: Option<&str>, logs: PathBuf) -> Result<Self> {
-        let builder = LabBuilder::default().nodes(shape.nodes).keep_logs(logs);
-        let mut builder = pods(shape.nodes).fold(builder, LabBuilder::pod);
+        let subjects = SUBJECTS[..if shape.second { FAR + 1 } else { FAR }].to_vec();
+        let mut builder = LabBuilder::default().nodes(shape.nodes).keep_logs(logs);
+        if shape.second {
+            let second = |index| HostConfig { second: Some(SecondNic::default()), ..HostConfig::mixed(index) };
+            builder = builder.host_config(second);
+        }
+        let specs: Vec<PodSpec> = pods(shape.nodes, &subjects).collect();
+        let server_addresses = u8::try_from(specs.len())?;
+        let mut builder = specs.into_iter().fold(builder, LabBuilder::pod);
         if let Some(prefix) = prefix {
             builder = builder.readable_prefix(prefix);
         }
-        let server_addresses = u8::try_from(pods(shape.nodes).count())?;
         let mut base = TestCluster::bring_up(builder, Some(server_addresses), &ApiChoice::InMemory)?;
         let addresses: Vec<IpAddr> =
             (0..server_addresses).flat_map(|number| plan::server_address(number).both()).collect();
-        let echo = EchoServer::start(base.lab.outside(), &addresses)?;
+        let mut echoes = vec![EchoServer::start(base.lab.outside(), &addresses)?];
+        if shape.second {
+            echoes.push(EchoServer::start(&base.lab.second()?.world.server, &plan::SERVER2.both())?);
+        }
         // A socket for each sample: flows that are forgotten soon leave ports for those that come.
         let options = AgentOptions::new(&built.agent, &base.api).with(["--udp-timeout=20"]);
         base.start_agents(&options.with(shape.arguments.iter().copied()))?;
-        let subjects = [
-            AlternatingPolicy { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
-            AlternatingPolicy { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },
-        ];
-        let capture = Capture::watching_owners(&base.lab, addresses.into_iter().collect())?;
+        let mut captures = vec![Capture::watching_owners(&base.lab, addresses.into_iter().collect())?];
+        if shape.second {
+            captures.push(Capture::watching_owners_on_second(&base.lab, plan::SERVER2.both().into())?);
+        }
         let (callers, stopped) = (Vec::new(), None);
-        let mut cluster = Self { callers, capture, stopped, subjects, echo, base };
+        let mut cluster = Self { callers, captures, stopped, subjects, echoes, base };
         cluster.serve(shape)?;
         cluster.callers = cluster.call()?;
         Ok(cluster)
@@ -136,9 +160,13 @@ impl LoadedCluster {
 
     fn call(&self) -> Result<Vec<LoadCaller>> {
         let call = |(pod, number): (&egress_lab::LabPod, u8)| {
-            let subject = usize::from(pod.name.starts_with("six"));
-            let server_address = plan::server_address(number).towards(self.subjects[subject].address()?);
-            let own = pod.node.address().both().into_iter().chain(pod.addresses.both()).collect();
+            let is_of = |subject: &AlternatingPolicy| pod.name.starts_with(subject.name);
+            let subject = self.subjects.iter().position(is_of).context("a pod of no object")?;
+            // Beyond the second network there is one server for all.
+            let server = if subject == FAR { plan::SERVER2 } else { plan::server_address(number) };
+            let server_address = server.towards(self.subjects[subject].address()?);
+            let own = [pod.node.address(), pod.node.second_address(), pod.addresses].map(|one| one.both());
+            let own = own.concat().into_iter().collect();
             Ok(LoadCaller {
                 node: pod.node,
                 subject,
@@ -260,15 +288,21 @@ impl LoadedCluster {
         Ok(subject.addresses.get(1 - subject.turn).map(|text| text.parse()).transpose()?)
     }
 
+    /// What nodes have put on the wire since the last call, and how many frames were missed so far.
+    pub(crate) fn take_captured(&self) -> (Vec<CapturedPacket>, u32) {
+        let (packets, missed): (Vec<_>, Vec<_>) = self.captures.iter().map(Capture::take_captured).unzip();
+        (packets.concat(), missed.into_iter().sum())
+    }
+
     /// Ends what calls, and takes the lab down.
     pub(crate) fn finish(self) -> Result<()> {
-        let Self { callers, capture, base, echo, .. } = self;
+        let Self { callers, captures, base, echoes, .. } = self;
         for caller in callers {
             caller.sampler.finish()?;
             caller.streams.finish()?;
         }
-        capture.finish()?;
-        echo.finish()?;
+        captures.into_iter().try_for_each(|capture| capture.finish().map(drop))?;
+        echoes.into_iter().try_for_each(EchoServer::finish)?;
         base.tear_down()
     }
 }

@@ -153,7 +153,7 @@ const SEED_VARIABLE: &str = "EGRESS_SOAK_SEED";
 /// No round begins later than this after the first.
 const SHARE: Duration = Duration::from_secs(28);
 /// What the share is of.
-const SHARED: [Fault; 13] = [
+const SHARED: [Fault; 14] = [
     Fault::Cut,
     Fault::PowerOff,
     Fault::Uplink,
@@ -167,6 +167,7 @@ const SHARED: [Fault; 13] = [
     Fault::Leader,
     Fault::Restart,
     Fault::Pause,
+    Fault::Nic,
 ];
 
 fn short(context: &LabContext) -> Result<()> {

@@ -68,7 +68,8 @@ pub(super) struct Soak {
 
 impl Soak {
     pub(super) fn new(cluster: LoadedCluster) -> Result<Self> {
-        let hosts = cluster.nodes().into_iter().flat_map(|node| node.address().both()).collect();
+        let own = |node: NodeNumber| [node.address().both(), node.second_address().both()].concat();
+        let hosts = cluster.nodes().into_iter().flat_map(own).collect();
         let samples = cluster.callers.iter().map(|_| Vec::new()).collect();
         let mut soak = Self {
             cluster,
@@ -145,21 +146,24 @@ impl Soak {
     /// A fault that leaves the path whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
     fn judge_whole(&mut self, plan: &RoundPlan, row: &SoakRow, stall_ms: f64) {
         let lost = match plan.fault.effect() {
+            // Only the addresses of this interface move.
+            Effect::FailsOver if plan.fault.is_of_further_interface() => row.others_lost,
             Effect::Nothing => row.lost,
             Effect::Interrupts => row.others_lost,
             Effect::FailsOver | Effect::HandsOver | Effect::Changes => return,
         };
-        if stall_ms >= STALL_MS || (row.moved, lost) == (0, 0) {
+        let moved = if plan.fault.is_of_further_interface() { 0 } else { row.moved };
+        if stall_ms >= STALL_MS || (moved, lost) == (0, 0) {
             return;
         }
-        let moved = if row.moved > 0 { "an address has moved, and " } else { "" };
+        let moved = if moved > 0 { "an address has moved, and " } else { "" };
         let message = format!("{moved}{lost} samples are lost");
         self.tell(plan, Violation { kind: "not whole".to_owned(), message, at: SystemTime::now() });
     }
 
     /// Takes what has been seen, and judges it.
     fn pump(&mut self, plan: &RoundPlan) {
-        let (captured, missed) = self.cluster.capture.take_captured();
+        let (captured, missed) = self.cluster.take_captured();
         self.missed = self.missed.max(missed);
         let found = self.wire.judge(&captured, is_egress);
         for violation in found {
@@ -203,14 +207,19 @@ impl Soak {
             return Ok(());
         }
         let egress = self.cluster.egress()?;
+        // Callers of one server may show what is right for any of them.
+        let mut right: BTreeMap<IpAddr, BTreeSet<IpAddr>> = BTreeMap::new();
         for caller in self.cluster.callers.iter().filter(|caller| caller.subject == plan.subject) {
-            let mut right: BTreeSet<IpAddr> = [egress[&caller.subject]].into();
+            let sources = right.entry(caller.server_address).or_default();
+            sources.insert(egress[&caller.subject]);
             if plan.fault == Fault::Recreate {
-                right.extend(caller.own.iter().copied());
+                sources.extend(caller.own.iter().copied());
             } else {
-                right.extend(self.cluster.other_address(caller.subject)?);
+                sources.extend(self.cluster.other_address(caller.subject)?);
             }
-            self.wire.set_right(caller.server_address, right);
+        }
+        for (server_address, sources) in right {
+            self.wire.set_right(server_address, sources);
         }
         Ok(())
     }
@@ -314,7 +323,7 @@ impl Soak {
         for ((caller, samples), snapshot) in self.cluster.callers.iter().zip(&self.samples).zip(snapshots) {
             stall = stall.max(longest_gap(samples));
             // Pods on a node that is cut off are cut off with it.
-            if fails_over && caller.node == target.gateway {
+            if fails_over && !plan.fault.is_of_further_interface() && caller.node == target.gateway {
                 row.back_ms.push(back(samples, ended));
                 continue;
             }
@@ -322,6 +331,7 @@ impl Soak {
             let concerned = match plan.fault.effect() {
                 Effect::Nothing => true,
                 Effect::Changes => caller.subject == plan.subject,
+                _ if plan.fault.is_of_further_interface() => caller.subject == plan.subject,
                 Effect::FailsOver | Effect::HandsOver | Effect::Interrupts => {
                     before[caller.subject] == Some(target.gateway)
                 }
@@ -363,10 +373,13 @@ fn line(plan: &RoundPlan, target: FaultTarget, row: &SoakRow) -> String {
     )
 }
 
-/// Addresses of the lab's network that are neither a node's nor the router's: those that objects have.
+/// Addresses of the lab's networks that are neither a node's nor the router's: those that objects have.
 fn is_egress(source: IpAddr) -> bool {
     match source {
-        IpAddr::V4(v4) => v4.octets()[..3] == [172, 18, 0] && v4.octets()[3] >= 100,
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [[172, 18, 0], [10, 10, 10]].contains(&[a, b, c]) && (100..200).contains(&d)
+        }
         IpAddr::V6(v6) => v6.segments()[..4] == [0xfd00, 0x172, 0x18, 0] && v6.segments()[7] >= 0x100,
     }
 }
