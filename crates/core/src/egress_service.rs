@@ -20,6 +20,9 @@ use crate::model::view::{CreationTimestamp, Labels};
 /// Bytes of the name of a label (`metav1` label keys, after the prefix).
 const LONGEST_LABEL: usize = 63;
 
+/// Bytes of the name of a routing table. More is no name, and would be repeated in objects and events.
+const LONGEST_NETWORK: usize = 64;
+
 /// An EgressService.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EgressService {
@@ -185,6 +188,11 @@ impl EgressServiceInputs {
     fn assignment(&self, key: &ServiceKey, service: &EgressService) -> Result<WantedAssignment, NotAssigned> {
         let spec = service.spec.as_ref().map_err(|why| NotAssigned::Unreadable(why.clone()))?;
         let network = spec.network.clone().filter(|network| !network.is_empty());
+        if network.as_ref().is_some_and(|network| network.len() > LONGEST_NETWORK) {
+            let why =
+                format!("spec.network is longer than {LONGEST_NETWORK} bytes, and no routing table has such a name");
+            return Err(NotAssigned::Unreadable(why));
+        }
         let balanced = self.services.get(key).ok_or(NotAssigned::NoService)?;
         if spec.by_network && network.is_none() {
             return Err(NotAssigned::EachNode);
@@ -389,6 +397,12 @@ mod tests {
         let no_ingress = with(true, &|all| all.services.values_mut().for_each(|service| service.ingress.clear()));
         assert_eq!(no_ingress, (Err(NotAssigned::NoIngress), true), "the status says so all the same");
         assert_eq!(with(true, &|all| all.services.clear()), (Err(NotAssigned::NoService), false));
+        let long = |all: &mut EgressServiceInputs| {
+            let spec = EgressServiceRequest { network: Some("n".repeat(65)), ..Default::default() };
+            all.egress_services.get_mut(&key("shop", "front")).expect("it is there").spec = Ok(spec);
+        };
+        let (refused, _) = with(false, &long);
+        assert!(matches!(&refused, Err(why) if why.reason() == Some("InvalidSpec")), "{refused:?}");
     }
 
     #[test]

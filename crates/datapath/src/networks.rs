@@ -69,13 +69,14 @@ impl NetworkRouting {
     /// Makes the kernel route by these tables, and by no others.
     pub fn route(&mut self, networks: &RoutedNetworks, mgmt_port: &str) -> Unrouted {
         let mut unrouted = Unrouted::new();
-        // `None`: all that the node does not have.
+        // `None`: what the node does not have, or has no room for.
         let mut tables: BTreeMap<Option<u32>, NetworkUse> = BTreeMap::new();
         for (name, used) in &networks.tables {
             let table = resolve(name).map_err(|why| unrouted.insert(name.clone(), why)).ok();
-            let all = tables.entry(table).or_default();
-            all.addresses.extend(&used.addresses);
-            all.pods.extend(&used.pods);
+            tables.entry(table).or_default().extend(used);
+        }
+        if networks.dropped != NetworkUse::default() {
+            tables.entry(None).or_default().extend(&networks.dropped);
         }
         let rules = tables.iter().filter_map(|(table, used)| Some(rules((*table)?, used))).flatten().collect();
         let tables = tables.into_iter().map(|(table, used)| MarkedTable {

@@ -22,7 +22,7 @@ fn used(addresses: &[&str], pods: &[&str]) -> NetworkUse {
 fn networks(tables: &[(&str, NetworkUse)]) -> RoutedNetworks {
     let cluster = ["10.244.0.0/16", "172.18.0.2/32", "fd00:10:244::/48"].map(|net| net.parse().expect("a literal"));
     let tables: RoutingTables = tables.iter().map(|(table, used)| ((*table).to_owned(), used.clone())).collect();
-    RoutedNetworks { tables, cluster: cluster.into() }
+    RoutedNetworks { tables, cluster: cluster.into(), ..RoutedNetworks::default() }
 }
 
 async fn route(dataplane: &mut Dataplane, networks: &RoutedNetworks) {

@@ -8,10 +8,10 @@
 //!     set cluster4, cluster6 { flags interval; }
 //!     chain prerouting { type filter hook prerouting priority -90;
 //!         meta mark != 0 accept
+//!         ip daddr @cluster4 accept
 //!         ct direction reply ct original ip daddr @balancers4-TABLE meta mark set MARK accept
 //!         iifname != MGMT accept
 //!         ct direction reply accept
-//!         ip daddr @cluster4 accept
 //!         ip saddr @pods4-TABLE meta mark set MARK accept
 //!     }
 //! }
@@ -88,6 +88,13 @@ const FAMILIES: [FamilyFields; 2] = [
 impl FamilyFields {
     fn has(&self, address: IpAddr) -> bool {
         address.is_ipv4() == (self.suffix == 4)
+    }
+
+    /// Of packets of this family, the address at this offset of the IP header.
+    fn address_is_in(&self, rule: &mut RuleBuilder<'_>, at: u32, (set, number): (&str, u32)) {
+        rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[self.protocol]);
+        rule.load(Base::Network, at, self.kind.length);
+        rule.is_in(set, number);
     }
 }
 
@@ -170,7 +177,15 @@ fn table(spec: &NetworkSpec) -> NftBatch {
         rule.meta(MetaKey::Mark, Comparison::NotEqual, &0_u32.to_ne_bytes());
         rule.verdict(RuleVerdict::Accept);
     });
-    let marks = |rule: &mut RuleBuilder<'_>, mark: Option<u32>| match mark {
+    for family in &FAMILIES {
+        let name = format!("cluster{}", family.suffix);
+        let Some(number) = sets.number(&name) else { continue };
+        sets.batch.rule(CHAIN, |rule| {
+            family.address_is_in(rule, family.destination, (&name, number));
+            rule.verdict(RuleVerdict::Accept);
+        });
+    }
+    let follow = |rule: &mut RuleBuilder<'_>, mark: Option<u32>| match mark {
         Some(mark) => {
             rule.set_meta(MetaKey::Mark, &mark.to_ne_bytes());
             rule.verdict(RuleVerdict::Accept);
@@ -189,7 +204,7 @@ fn table(spec: &NetworkSpec) -> NftBatch {
                 is_reply(rule);
                 rule.load_connection(family.original);
                 rule.is_in(&name, number);
-                marks(rule, *mark);
+                follow(rule, *mark);
             });
         }
     }
@@ -202,24 +217,12 @@ fn table(spec: &NetworkSpec) -> NftBatch {
         rule.verdict(RuleVerdict::Accept);
     });
     for family in &FAMILIES {
-        let of_family = |rule: &mut RuleBuilder<'_>, at: u32, (name, number): (&str, u32)| {
-            rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[family.protocol]);
-            rule.load(Base::Network, at, family.kind.length);
-            rule.is_in(name, number);
-        };
-        let cluster = format!("cluster{}", family.suffix);
-        if let Some(number) = sets.number(&cluster) {
-            sets.batch.rule(CHAIN, |rule| {
-                of_family(rule, family.destination, (&cluster, number));
-                rule.verdict(RuleVerdict::Accept);
-            });
-        }
         for MarkedTable { name, mark, .. } in &spec.tables {
             let name = format!("pods{}-{name}", family.suffix);
             let Some(number) = sets.number(&name) else { continue };
             sets.batch.rule(CHAIN, |rule| {
-                of_family(rule, family.source, (&name, number));
-                marks(rule, *mark);
+                family.address_is_in(rule, family.source, (&name, number));
+                follow(rule, *mark);
             });
         }
     }

@@ -185,7 +185,7 @@ impl ServiceLab {
         Ok(())
     }
 
-    /// What the pods send to pods of other nodes arrives, and to the nodes.
+    /// What the pods send to pods of other nodes arrives, and to the nodes, and to the Service by its load balancer's address.
     fn reach_the_cluster(&self) -> Result<()> {
         for (from, to) in PODS.iter().zip(PODS.iter().cycle().skip(1)) {
             let (netns, peer) = (&self.cluster.pod(from)?.netns, self.cluster.pod(to)?);
@@ -196,6 +196,15 @@ impl ServiceLab {
             for address in peer.node.address().both() {
                 let pong = client::ping(netns, address, Ping::default())?;
                 ensure!(pong.received == 1, "{from} does not reach the node of {to} at {address}: {}", pong.text);
+            }
+            for address in self.balancer.ingress.both() {
+                for from in [*from, PLAIN] {
+                    // To any of the pods, possibly to itself, which some service proxies do not support.
+                    let netns = &self.cluster.pod(from)?.netns;
+                    until_true(&format!("{from} reaches the Service at {address}"), MOVED, || {
+                        Ok(client::get_within(netns, SocketAddr::new(address, 80), "/", "caller", CALL)?.is_ok())
+                    })?;
+                }
             }
         }
         Ok(())

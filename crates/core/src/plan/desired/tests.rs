@@ -7,7 +7,7 @@ use crate::model::samples::{equals, interface, ip, net, policy, settings};
 use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{EgressIds, PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
-use crate::networks::{NetworkUse, RoutedNetworks, RoutingTables};
+use crate::networks::{MOST_ADDRESSES, MOST_TABLES, NetworkUse, RoutedNetworks, RoutingTables};
 use crate::plan::compile::Compiler;
 use crate::selection::MOST_STANDBY;
 
@@ -362,7 +362,7 @@ fn networks_have_the_addresses_and_pods_that_follow_them() {
         pods: pods.iter().map(|address| ip(address)).collect(),
     };
     assert_eq!(found.tables, RoutingTables::from([("100".into(), used(&["192.0.2.1", "2001:db8::1"], &[]))]));
-    assert!(found.cluster.is_empty(), "no pod follows it");
+    assert!(found.cluster.iter().any(|net| net.contains(&ip("10.244.2.10"))), "answers to pods follow no table");
 
     let by_nodes = with("t", "blue", 2, &["192.0.2.1", "192.0.2.2"], Some("web"));
     let younger = with("u", "red", 3, &["192.0.2.2"], Some("web"));
@@ -373,11 +373,44 @@ fn networks_have_the_addresses_and_pods_that_follow_them() {
         ("red", used(&[], &[])),
     ];
     assert_eq!(found.tables, expected.map(|(table, used)| (table.to_owned(), used)).into());
+    // An older policy without a network keeps its address from younger ones.
+    let plain = policy("v", &["192.0.2.2"], &[]);
+    let plain = plain.from_origin(|origin| (origin.key.kind, origin.created) = (PolicyKind::EgressService, 0));
+    let shared = networks_of(vec![with("t", "blue", 2, &["192.0.2.1", "192.0.2.2"], None), plain], pods());
+    assert_eq!(shared.tables, RoutingTables::from([("blue".into(), used(&["192.0.2.1"], &[]))]));
     for (address, is_in) in
         [("10.244.1.11", true), ("10.244.2.10", true), ("172.18.0.1", true), ("172.18.0.2", true), ("192.0.2.1", false)]
     {
         assert_eq!(found.cluster.iter().any(|net| net.contains(&ip(address))), is_in, "{address}");
     }
+}
+
+/// The oldest are followed, and the others are dropped: nothing of them leaves by another network.
+#[test]
+fn a_node_follows_a_limited_number_of_networks() {
+    let with = |number: usize, table: usize, addresses: usize| {
+        let address = |index| format!("192.0.{}.{index}", 2 + number).parse().expect("an address");
+        let network =
+            PolicyNetwork { table: table.to_string(), addresses: (0..addresses).map(address).collect(), pods: None };
+        let policy = EgressPolicy { network: Some(network), ..policy(&format!("s{number:03}"), &[], &[]) };
+        policy.from_origin(|origin| {
+            (origin.key.kind, origin.created) = (PolicyKind::EgressService, i64::try_from(number).expect("small"));
+        })
+    };
+    let networks_of = |policies: Vec<EgressPolicy>| {
+        let mut compiler = Compiler::new(settings());
+        let view = view(policies, vec![]);
+        compiler.apply(Change::Policies(Update::Replaced(view.policies)));
+        compiler.apply(Change::Nodes(Update::Replaced(view.nodes)));
+        compiler.compile().expect("the own node is known");
+        compiler.networks()
+    };
+    let tables = networks_of((0..MOST_TABLES + 2).map(|number| with(number, 1000 + number, 1)).collect());
+    assert_eq!((tables.tables.len(), tables.left_out.len(), tables.dropped.addresses.len()), (MOST_TABLES, 2, 2));
+    assert!(!tables.tables.contains_key(&(1000 + MOST_TABLES).to_string()), "the youngest");
+    let addresses = networks_of(vec![with(0, 100, 200), with(1, 100, 100), with(2, 100, 56)]);
+    assert_eq!(addresses.tables["100"].addresses.len(), MOST_ADDRESSES, "others still have room");
+    assert_eq!((addresses.left_out.len(), addresses.dropped.addresses.len()), (1, 100));
 }
 
 #[test]
