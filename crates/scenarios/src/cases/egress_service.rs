@@ -7,6 +7,7 @@ use egress_lab::capture::dissect::TCP;
 use egress_lab::kube_api::ApiChoice;
 use egress_lab::kube_api::objects::LabLoadBalancer;
 use egress_lab::load_balancer::{ANNOUNCED_BY, LoadBalancer};
+use egress_lab::topology::UPLINK;
 use egress_lab::topology::addresses::{Dual, HTTP_PORT};
 use egress_lab::{SECOND_UPLINK, SecondNic};
 
@@ -37,6 +38,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         LabTest::new("service_shares_pods_with_other_policies", Duration::from_secs(90), shares_pods),
         LabTest::new("service_follows_its_network", Duration::from_secs(120), follows_its_network),
         LabTest::new("service_pods_leave_by_their_nodes_network", Duration::from_secs(120), leave_by_their_network),
+        LabTest::new("service_networks_lead_to_one_address", Duration::from_secs(90), two_networks),
         LabTest::new("service_that_cannot_be_served_says_why", Duration::from_secs(60), says_why),
     ]
 }
@@ -382,6 +384,76 @@ fn leave_by_their_network(context: &LabContext) -> Result<()> {
         lab.pods_are_seen_as(own)?;
         lab.clients_are_answered(true)?;
     }
+    lab.finish()
+}
+
+/// Two Services whose clients have one address, each in a network of its own, and a main table that leads to neither.
+fn two_networks(context: &LabContext) -> Result<()> {
+    const OTHER_TABLE: &str = "101";
+    let lab = ServiceLab::with_second_network(context)?;
+    lab.announce_by(1)?;
+    let on_nodes = |words: &[&str]| -> Result<()> {
+        lab.cluster.lab.nodes().iter().try_for_each(|node| node.host.exec("ip", words).map(drop))
+    };
+    let routes = [(plan::EXT2, SECOND_UPLINK, TABLE), (plan::EXT, UPLINK, OTHER_TABLE)];
+    for (router, device, table) in routes {
+        for (family, via) in ["-4", "-6"].into_iter().zip(router.both().map(|via| via.to_string())) {
+            on_nodes(&[family, "route", "add", "default", "via", &via, "dev", device, "table", table])?;
+        }
+    }
+    for network in [plan::BEHIND_V4, plan::BEHIND_V6] {
+        on_nodes(&["route", "add", "blackhole", network])?;
+    }
+    // The kernel asks the main table whether packets from there may arrive.
+    for (node, device) in
+        lab.cluster.lab.nodes().iter().flat_map(|node| [(node, "all"), (node, UPLINK), (node, SECOND_UPLINK)])
+    {
+        node.host.exec("sysctl", &["-qw", &format!("net.ipv4.conf.{device}.rp_filter=0")])?;
+    }
+    let plain = lab.cluster.pod(PLAIN)?;
+    let _server = Server::in_pod(&lab.cluster.lab, plain)?;
+    lab.cluster.label(&format!("/api/v1/namespaces/default/pods/{PLAIN}"), "app", &json!("other"))?;
+    let other = LabLoadBalancer::new("default", "other", 1);
+    lab.cluster.api.publish_load_balancer(&other, &[plain])?;
+    let announced = json!({"metadata": {"annotations": {ANNOUNCED_BY: "node3"}}});
+    lab.cluster.api.merge("/api/v1/namespaces/default/services/other", &announced)?;
+    let is_seen_as = |expected: Observed2| {
+        let both = plan::SERVER.both().into_iter().zip(expected);
+        both.into_iter().try_for_each(|(to, observed)| lab.cluster.becomes(&plain.netns, to, observed))
+    };
+    let others_clients = |expected: bool| {
+        until_true(&format!("the other Service answers its clients: {expected}"), MOVED, || {
+            let answers = other.ingress.both().map(|to| lab.answers(to));
+            Ok(answers.into_iter().collect::<Result<Vec<_>>>()?.iter().all(|answered| *answered == expected))
+        })
+    };
+    println!("nothing leads there");
+    lab.pods_are_seen_as(|_| Ok(NOTHING))?;
+    is_seen_as(NOTHING)?;
+    lab.clients_are_answered(false)?;
+    others_clients(false)?;
+
+    println!("each by its own network");
+    lab.put(json!({"network": TABLE, "sourceIPBy": "Network"}))?;
+    lab.cluster.api.create(
+        EGRESS_SERVICES,
+        &json!({"apiVersion": "k8s.ovn.org/v1", "kind": "EgressService", "metadata": {"name": "other", "namespace": "default"},
+                "spec": {"network": OTHER_TABLE, "sourceIPBy": "Network"}}),
+    )?;
+    lab.pods_are_seen_as(|number| Ok(source(node(number)?.second_address())))?;
+    is_seen_as(source(node(3)?.address()))?;
+    lab.clients_are_answered(true)?;
+    others_clients(true)?;
+
+    println!("the second one alone, then none");
+    lab.delete()?;
+    lab.pods_are_seen_as(|_| Ok(NOTHING))?;
+    lab.clients_are_answered(false)?;
+    is_seen_as(source(node(3)?.address()))?;
+    others_clients(true)?;
+    lab.cluster.api.delete(&format!("{EGRESS_SERVICES}/other"))?;
+    is_seen_as(NOTHING)?;
+    others_clients(false)?;
     lab.finish()
 }
 
