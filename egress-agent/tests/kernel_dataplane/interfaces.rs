@@ -46,6 +46,15 @@ impl TestNode {
         self.map::<u32, Owned>("owned").get(&id, 0).expect("its entry")
     }
 
+    /// Something outside sends to the address, so that its link address is asked for.
+    pub(crate) fn ask_for(&self, text: &str) {
+        self.outside(|| {
+            let any = if address(text).is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = UdpSocket::bind(any).expect("a socket");
+            socket.send_to(b"?", (address(text), 9)).expect("ask for the address");
+        });
+    }
+
     /// What the network of `eth1` knows of the address.
     fn neighbour(&self, text: &str) -> String {
         self.outside(|| output(&["ip", "neigh", "show", text]))
@@ -251,11 +260,7 @@ fn nic_addresses_are_claimed_in_their_network() {
         drop(dataplane);
         node.outside(|| ip("neigh flush all\n"));
         for text in ADDRESSES {
-            node.outside(|| {
-                let any = if address(text).is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-                let socket = UdpSocket::bind(any).expect("a socket");
-                socket.send_to(b"?", (address(text), 9)).expect("ask for the address");
-            });
+            node.ask_for(text);
             eventually("it is answered there", || node.neighbour(text).contains(&mac_text(mac))).await;
         }
 

@@ -1,7 +1,6 @@
 //! Egress IPs on interfaces of kinds that a kernel may be built without: VLAN devices, bonds, and devices in a VRF. The guests of
 //! `cargo xtask test --kernel` have them.
 
-use std::net::UdpSocket;
 use std::process::Command;
 
 use egress_core::model::interface::InterfaceState;
@@ -45,11 +44,7 @@ async fn answers(node: &TestNode, lan: &str, name: &str) {
     let mac = mac_text(device(name).1);
     node.outside(|| ip("neigh flush all\n"));
     for text in ADDRESSES {
-        node.outside(|| {
-            let any = if address(text).is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = UdpSocket::bind(any).expect("a socket");
-            socket.send_to(b"?", (address(text), 9)).expect("ask for the address");
-        });
+        node.ask_for(text);
         let known = || node.outside(|| output(&["ip", "neigh", "show", text, "dev", lan]));
         eventually("it is answered there", || known().contains(&mac)).await;
     }

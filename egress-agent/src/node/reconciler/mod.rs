@@ -265,7 +265,8 @@ impl<E: Executor> Reconciler<E> {
                 delay = longer.min(if self.doubtful { LONGEST_READ_RETRY } else { LONGEST_RETRY });
                 at
             };
-            retry_at = retry_at.into_iter().chain(self.left_out.retry_at()).min();
+            let due = [self.left_out.retry_at(), self.routing.retry_at()];
+            retry_at = retry_at.into_iter().chain(due.into_iter().flatten()).min();
         }
     }
 
@@ -438,8 +439,7 @@ impl<E: Executor> Reconciler<E> {
         }
         self.report_left_out(Instant::now());
         self.actual = Some(actual.done());
-        self.incomplete =
-            self.doubtful || waits || self.unprepared || !self.refused.is_empty() || !self.routing.unrouted.is_empty();
+        self.incomplete = self.doubtful || waits || self.unprepared || !self.refused.is_empty();
         if observed {
             self.executor.confirm();
         }

@@ -1,14 +1,20 @@
-//! Networks of EgressServices: addresses that cannot leave by their network are not served, and pods that cannot send nothing.
+//! Networks of EgressServices: an address that cannot leave by its network is not served.
 
 use std::collections::BTreeMap;
 
+use std::time::Duration;
+
+use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::node::reconciler::{NO_NETWORK, Reconciler};
+use crate::node::reconciler::{MAX_EVENTS, NO_NETWORK, Reconciler};
 use egress_core::model::policy::{EgressPolicy, PolicyKey};
 use egress_core::model::state::KernelState;
 use egress_core::networks::{MOST_ADDRESSES, MOST_TABLES, RoutedNetworks};
 use egress_core::plan::executor::{DataplaneError, Executor};
+
+/// How often a table is looked for that the node does not have: users name tables, and changes of pods must not wait for them.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// What the kernel routes by tables, and what it does not.
 #[derive(Default)]
@@ -16,7 +22,9 @@ pub(super) struct Routing {
     /// `None` before the first attempt: rules of a former agent may be there.
     followed: Option<RoutedNetworks>,
     /// Why nothing follows a table, by its name.
-    pub(super) unrouted: BTreeMap<String, String>,
+    unrouted: BTreeMap<String, String>,
+    /// When to try again, while there are any.
+    retry_at: Option<Instant>,
     /// What events have said of policies.
     reported: BTreeMap<PolicyKey, String>,
 }
@@ -35,9 +43,22 @@ impl Routing {
         is_left_out.then(no_room).or_else(|| self.unrouted.get(&network.table).cloned())
     }
 
+    /// Whether pods of this node should follow the policy's table.
+    fn concerns_pods(&self, policy: &EgressPolicy) -> bool {
+        let table = policy.network.as_ref().filter(|network| network.pods.is_some()).map(|network| &network.table);
+        let Some((followed, table)) = self.followed.as_ref().zip(table) else { return false };
+        !followed.tables.get(table).unwrap_or(&followed.dropped).pods.is_empty()
+    }
+
+    /// When a reconcile is due although nothing has changed.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
     /// Brings the kernel's routing up to these networks. Whether addresses may be served, or must not be, that were not before.
     pub(super) async fn follow<E: Executor>(&mut self, executor: &mut E, networks: RoutedNetworks) -> bool {
-        if self.unrouted.is_empty() && self.followed.as_ref() == Some(&networks) {
+        let now = Instant::now();
+        if self.followed.as_ref() == Some(&networks) && self.retry_at.is_none_or(|at| now < at) {
             return false;
         }
         let unrouted = executor.route(&networks).await;
@@ -47,6 +68,7 @@ impl Routing {
         for table in self.unrouted.keys().filter(|table| !unrouted.contains_key(*table)) {
             info!(table, "the network of an EgressService is used, or needed no more");
         }
+        self.retry_at = (!unrouted.is_empty()).then(|| now + RETRY);
         let left_out = networks.left_out.clone();
         let former = self.followed.replace(networks);
         let is_same = former.is_some_and(|former| former.left_out == left_out);
@@ -55,17 +77,22 @@ impl Routing {
 }
 
 impl<E: Executor> Reconciler<E> {
-    /// Tells the users of pods that leave by their own nodes, which have no address that is not served. Once for each policy and
-    /// cause.
+    /// Tells of pods here that should leave by their own node, which have no address that is not served. Once for each policy
+    /// and cause.
     pub(super) fn report_unrouted(&mut self) {
         let node = self.coordination.ownership.node_name();
         let mut reported = BTreeMap::new();
-        for policy in self.compiler.view().policies.values().filter(|policy| policy.is_by_own_nodes()) {
+        let concerned = self.compiler.view().policies.values().filter(|policy| self.routing.concerns_pods(policy));
+        for policy in concerned.take(MAX_EVENTS) {
             let Some(why) = self.routing.refusal(policy) else { continue };
             if self.routing.reported.get(policy.key()) != Some(&why)
                 && let Some(events) = &self.events
             {
-                events.warn(&**policy, NO_NETWORK, &format!("its pods on node {node} send nothing: {why}"));
+                events.warn(
+                    &**policy,
+                    NO_NETWORK,
+                    &format!("its pods on node {node} cannot leave by its network: {why}"),
+                );
             }
             reported.insert(policy.key().clone(), why);
         }
