@@ -265,7 +265,7 @@ impl<E: Executor> Reconciler<E> {
                 delay = longer.min(if self.doubtful { LONGEST_READ_RETRY } else { LONGEST_RETRY });
                 at
             };
-            let due = [self.left_out.retry_at(), self.routing.retry_at()];
+            let due = [self.left_out.retry_at(), self.routing.retry_at];
             retry_at = retry_at.into_iter().chain(due.into_iter().flatten()).min();
         }
     }

@@ -23,8 +23,8 @@ pub(super) struct Routing {
     followed: Option<RoutedNetworks>,
     /// Why nothing follows a table, by its name.
     unrouted: BTreeMap<String, String>,
-    /// When to try again, while there are any.
-    retry_at: Option<Instant>,
+    /// When to try again, while there are any, although nothing has changed.
+    pub(super) retry_at: Option<Instant>,
     /// What events have said of policies.
     reported: BTreeMap<PolicyKey, String>,
 }
@@ -48,11 +48,6 @@ impl Routing {
         let table = policy.network.as_ref().filter(|network| network.pods.is_some()).map(|network| &network.table);
         let Some((followed, table)) = self.followed.as_ref().zip(table) else { return false };
         !followed.tables.get(table).unwrap_or(&followed.dropped).pods.is_empty()
-    }
-
-    /// When a reconcile is due although nothing has changed.
-    pub(super) fn retry_at(&self) -> Option<Instant> {
-        self.retry_at
     }
 
     /// Brings the kernel's routing up to these networks. Whether addresses may be served, or must not be, that were not before.

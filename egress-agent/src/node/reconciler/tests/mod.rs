@@ -19,6 +19,7 @@ use egress_core::model::state::{
     EgressIds, Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty,
 };
 use egress_core::model::view::{Attach, Labels, Pod, PodKey};
+use egress_core::networks::{NetworkUse, RoutedNetworks};
 use egress_core::ownership::lease::{LeaseDemand, LeaseState};
 
 /// Records actions; refuses to claim an address that another host has.
@@ -42,12 +43,19 @@ struct Recorder {
     /// The cuts of each walk, and what a test holds to keep them from ending.
     walks: Arc<Mutex<Vec<Vec<Action>>>>,
     walking: Arc<tokio::sync::Mutex<()>>,
+    /// How often networks were routed, of which no table exists.
+    routed: Arc<Mutex<u32>>,
 }
 
 impl Executor for Recorder {
     async fn held(&mut self) -> Result<KernelState, DataplaneError> {
         let KernelState { owned, handovers, .. } = self.state.lock().expect("not poisoned").clone();
         Ok(KernelState { owned, handovers, ..KernelState::default() })
+    }
+
+    async fn route(&mut self, networks: &RoutedNetworks) -> BTreeMap<String, String> {
+        *self.routed.lock().expect("not poisoned") += 1;
+        networks.tables.keys().map(|table| (table.clone(), "no such table".to_owned())).collect()
     }
 
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
@@ -620,4 +628,27 @@ async fn a_node_that_keeps_failing_is_not_ready_until_it_succeeds() {
     reconciler.note_outcome(false);
     assert!(!is_ready.borrow().serving);
     assert!(outcome(&mut reconciler).await);
+}
+
+/// Users name tables: one that a node does not have costs changes of pods nothing, and is found when it comes.
+#[tokio::test]
+async fn a_table_that_does_not_exist_is_looked_for_from_time_to_time() {
+    let (mut recorder, mut routing) = (Recorder::default(), super::routing::Routing::default());
+    let of = |table: &str| RoutedNetworks {
+        tables: [(table.to_owned(), NetworkUse::default())].into(),
+        ..RoutedNetworks::default()
+    };
+    let routed = |recorder: &Recorder| *recorder.routed.lock().expect("not poisoned");
+    assert!(routing.follow(&mut recorder, of("blue")).await, "its addresses are not served");
+    for _ in 0..5 {
+        assert!(!routing.follow(&mut recorder, of("blue")).await);
+    }
+    assert_eq!(routed(&recorder), 1);
+    // Its time has come.
+    *routing.retry_at.as_mut().expect("it is looked for again") = tokio::time::Instant::now();
+    assert!(!routing.follow(&mut recorder, of("blue")).await, "still not there");
+    assert_eq!(routed(&recorder), 2);
+    assert!(routing.follow(&mut recorder, of("red")).await, "another one, at once");
+    assert!(routing.follow(&mut recorder, RoutedNetworks::default()).await);
+    assert_eq!((routed(&recorder), routing.retry_at), (4, None));
 }
