@@ -71,14 +71,16 @@ unsafe extern "C" fn candidate(index: u64, sweep: *mut Sweep) -> u64 {
     // SAFETY: a pointer from a lookup; only this program uses the map, and it does not run twice at a time.
     let Some(check) = SWEEP_SCRATCH.get_ptr_mut(0).map(|check| unsafe { &mut *check }) else { return 1 };
     let is_any = sweep.request.mode == SweepMode::All;
+    let is_marked = sweep.request.mode == SweepMode::Marked;
     let is_pressed = sweep.request.mode == SweepMode::Pressed;
     sweep.removed += match sweep.request.map {
         SweptMap::Nat if is_any => remove_nat(key, check),
-        SweptMap::Nat => remove_stuck_nat(key, check) + expire_nat(key, &sweep.timeouts, check),
+        SweptMap::Nat if is_marked => remove_stuck_nat(key, check),
+        SweptMap::Nat => expire_nat(key, &sweep.timeouts, check),
         SweptMap::Flows if is_any => i32::from(maps::forget_flow(key, &mut check.holder)),
-        SweptMap::Flows => expire_flow(key, &sweep.timeouts, true, check),
+        SweptMap::Flows => expire_flow(key, &sweep.timeouts, is_marked, check),
         SweptMap::Inbound if is_any => i32::from(maps::forget_inbound(key)),
-        SweptMap::Inbound => expire_inbound(key, &sweep.timeouts, is_pressed, true),
+        SweptMap::Inbound => expire_inbound(key, &sweep.timeouts, is_pressed, is_marked),
     };
     0
 }
@@ -124,7 +126,7 @@ fn remove_nat(reverse: &Tuple, check: &mut ExpiryCheck) -> i32 {
     1 + i32::from(is_whole && maps::forget_nat(&check.key, &mut check.holder))
 }
 
-/// Removes a key that is marked and was so when the agent read it: its remover was refused by the kernel.
+/// Removes a key that is marked ([`SweepMode::Marked`]).
 #[inline(never)]
 fn remove_stuck_nat(key: &Tuple, check: &mut ExpiryCheck) -> i32 {
     let Some(element) = NAT.get_ptr_mut(key) else { return 0 };
@@ -226,27 +228,27 @@ fn give_back(key: &Tuple, seen: u64) {
     }
 }
 
-/// Removes a flow if it is idle; of a sweep, also one whose remover was refused by the kernel.
+/// Removes a flow if it is idle, or, on demand, if it is marked ([`SweepMode::Marked`]).
 #[inline(always)]
-pub fn expire_flow(key: &Tuple, timeouts: &Timeouts, sweeps: bool, check: &mut ExpiryCheck) -> i32 {
+pub fn expire_flow(key: &Tuple, timeouts: &Timeouts, if_marked: bool, check: &mut ExpiryCheck) -> i32 {
     let Some(element) = FLOWS.get_ptr_mut(key) else { return 0 };
     // SAFETY: a pointer from a lookup; see `maps`.
     let flow: &mut Flow = unsafe { &mut *element };
     let seen = maps::last_seen(&raw mut flow.last_seen_ns);
-    let is_stuck = sweeps && seen == expiry::GONE;
+    let is_stuck = if_marked && seen == expiry::GONE;
     let idle = expiry::is_flow_idle(timeouts, flow, seen, key.protocol, clock_ns());
     let is_marked = is_stuck || idle && take(&raw mut flow.last_seen_ns, seen);
     i32::from(is_marked && maps::remove_marked_flow(key, &mut check.holder))
 }
 
-/// Removes an inbound connection if it is idle; of a sweep, also one whose remover was refused by the kernel.
+/// Removes an inbound connection if it is idle, or, on demand, if it is marked ([`SweepMode::Marked`]).
 #[inline(always)]
-pub fn expire_inbound(key: &Tuple, timeouts: &Timeouts, is_pressed: bool, sweeps: bool) -> i32 {
+pub fn expire_inbound(key: &Tuple, timeouts: &Timeouts, is_pressed: bool, if_marked: bool) -> i32 {
     let Some(element) = INBOUND.get_ptr_mut(key) else { return 0 };
     // SAFETY: a pointer from a lookup; see `maps`.
     let inbound: &mut Inbound = unsafe { &mut *element };
     let seen = maps::last_seen(&raw mut inbound.last_seen_ns);
-    let is_stuck = sweeps && seen == expiry::GONE;
+    let is_stuck = if_marked && seen == expiry::GONE;
     let idle = expiry::is_inbound_idle(timeouts, is_pressed, inbound, seen, key.protocol, clock_ns());
     let is_marked = is_stuck || idle && take(&raw mut inbound.last_seen_ns, seen);
     i32::from(is_marked && maps::remove_marked_inbound(key))

@@ -544,3 +544,31 @@ fn an_entry_under_removal_is_neither_used_nor_overwritten() {
         stage.flows.remove(&key).expect("remove");
     });
 }
+
+/// A marked entry is being removed, or its remover was refused by the kernel. Only the agent can tell, which has seen the
+/// mark before; a sweep of idle entries would remove what a packet has just put in its place.
+#[test]
+fn a_marked_entry_is_removed_on_demand_alone() {
+    both(|stage, cast| {
+        stage.program("sweep");
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
+        let tuple = Tuple::new(Direction::Egress, addr(cast.pod), addr(cast.world), 4000, 80, 17);
+        let (mut flow, mut forward) =
+            (stage.flows.get(&tuple, 0).expect("a flow"), stage.nat.get(&tuple, 0).expect("one"));
+        (flow.last_seen_ns, forward.last_seen_ns) = (GONE, GONE);
+        stage.flows.insert(tuple, flow, 0).expect("mark it");
+        stage.nat.insert(tuple, forward, 0).expect("mark it");
+        for (mode, removed) in
+            [(SweepMode::Idle, 0), (SweepMode::Pressed, 0), (SweepMode::Marked, 1), (SweepMode::Marked, 0)]
+        {
+            for map in [SweptMap::Nat, SweptMap::Flows] {
+                let run = stage.sweep_of(map, mode, &[tuple]);
+                assert_eq!(test_run(stage.program(run.program), &run, &[0; 64]).action, removed, "{map:?} {mode:?}");
+            }
+        }
+        let reverse = stage.sweep_of(SweptMap::Nat, SweepMode::Marked, &[forward.other]);
+        assert_eq!(test_run(stage.program(reverse.program), &reverse, &[0; 64]).action, 0, "it has no mark");
+        stage.nat.remove(&forward.other).expect("the other key");
+    });
+}

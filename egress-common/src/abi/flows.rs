@@ -254,6 +254,9 @@ pub enum SweepMode {
     Pressed = 2,
     /// All.
     All = 3,
+    /// Marked ones: of keys that were marked when they were read, and still are, the remover was refused by the kernel. Asked
+    /// of any other key, this would remove what has replaced an entry that a packet is just removing.
+    Marked = 4,
 }
 
 /// What the program `sweep` is asked for: it checks the first `count` keys in the map `candidates`, and removes their
@@ -286,6 +289,7 @@ impl SweepRequest {
             1 => SweepMode::Idle,
             2 => SweepMode::Pressed,
             3 => SweepMode::All,
+            4 => SweepMode::Marked,
             _ => return None,
         };
         Some(Self { map, mode, count: mark as u16 })

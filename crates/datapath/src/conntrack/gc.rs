@@ -133,6 +133,7 @@ struct Pass {
     inbound: Batches<Tuple, Inbound>,
     map: SweptMap,
     candidates: Vec<Tuple>,
+    marked: Vec<Tuple>,
 }
 
 /// Result of a batch.
@@ -151,6 +152,7 @@ impl Pass {
             inbound: maps.inbound.batches()?,
             map: SweptMap::Nat,
             candidates: Vec::new(),
+            marked: Vec::new(),
         })
     }
 
@@ -168,11 +170,15 @@ impl Pass {
             true => (SweepMode::Pressed, expiry::pressed(*timeouts)),
         };
         let now = now_ns()?;
-        let candidates = &mut self.candidates;
+        let (candidates, marked) = (&mut self.candidates, &mut self.marked);
         candidates.clear();
-        // A mark that is seen here is one whose owner could not remove the entry: the kernel may refuse (EBUSY).
+        marked.clear();
+        // A mark that is seen here, and by the program again, is one whose owner could not remove the entry: the kernel may
+        // refuse (EBUSY).
         let mut collect = |tuple: &Tuple, seen: u64, is_idle: bool| {
-            if is_idle || seen == expiry::GONE {
+            if seen == expiry::GONE {
+                marked.push(*tuple);
+            } else if is_idle {
                 candidates.push(*tuple);
             }
         };
@@ -191,7 +197,8 @@ impl Pass {
                 collect(key, seen, is_idle);
             })?,
         };
-        let removed = maps.sweeper.remove(map, mode, &self.candidates)?;
+        let removed = maps.sweeper.remove(map, mode, &self.candidates)?
+            + maps.sweeper.remove(map, SweepMode::Marked, &self.marked)?;
         let next = match (has_more, map) {
             (true, _) => Some(map),
             (false, SweptMap::Nat) => Some(SweptMap::Flows),
