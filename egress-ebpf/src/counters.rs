@@ -5,7 +5,7 @@ use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::btf_maps::{PerCpuArray, PerCpuHashMap};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{Count, DropEvent, EipCount, Verdict};
-use egress_common::decide::Tables;
+use egress_common::decide::{Tables, policy_of};
 
 use crate::Outcome;
 use crate::maps::{EVENTS, Maps};
@@ -102,8 +102,11 @@ pub fn report(packet: Packet, verdict: Verdict, length: u32) {
             time_ns: now,
             verdict: verdict.index(),
             ifindex: packet.ifindex(),
-            // Zero where the source is no selected pod of this node.
-            egress_id: Maps.pod(&headers.tuple.saddr).and_then(|pod| pod.egress_id()).unwrap_or(0),
+            // Zero where no policy applies.
+            egress_id: Maps
+                .pod(&headers.tuple.saddr)
+                .and_then(|pod| policy_of(pod, &headers.tuple.daddr, &Maps))
+                .unwrap_or(0),
             length,
             tuple: headers.tuple,
         };

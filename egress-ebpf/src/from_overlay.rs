@@ -62,7 +62,7 @@ pub fn uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     let Workspace { headers, quote, route, rest, buffer, outer, .. } = workspace;
     let outer = &*outer;
     let quote = quoted(packet, headers, quote);
-    let decision = decide::from_overlay::decide(headers, outer, &Maps, config);
+    let decision = decide::from_overlay::decide(headers, quote, outer, &Maps, config);
     let run = &Run { packet, config, headers };
     let source_node = match decision {
         FromOverlay::Done(verdict) => return Some(Outcome::done(verdict)),

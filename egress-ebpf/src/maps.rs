@@ -20,10 +20,10 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, Candidates, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort, Exposure, Flow,
-    FragKey, FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey,
-    NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot,
-    RouteDestination, RouteEntry, Share, Tuple, Usage,
+    Addr, Candidates, ClassPolicy, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort,
+    Exposure, Flow, FragKey, FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry,
+    NeighbourKey, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey,
+    PolicySlot, RouteDestination, RouteEntry, Share, Tuple, Usage,
 };
 use egress_common::decide::expiry::{self, GONE};
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
@@ -45,6 +45,9 @@ pub static PODS: HashMap<Addr, PodEntry, 4096, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "policy")]
 pub static POLICY: HashMap<PolicyEntryKey, PolicyEntry, 32768, ON_DEMAND> = HashMap::new();
+
+#[btf_map(name = "classes")]
+static CLASSES: LpmTrie<PolicyDestination, ClassPolicy, 131072> = LpmTrie::new();
 
 #[btf_map(name = "destinations")]
 static DESTINATIONS: LpmTrie<PolicyDestination, Candidates, 65536> = LpmTrie::new();
@@ -212,6 +215,11 @@ impl Tables for Maps {
     #[inline(always)]
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix> {
         lent(CLUSTER.get(&Key::new(128, *addr)).map(|prefix| ptr::from_ref(prefix).cast_mut()))
+    }
+
+    #[inline(always)]
+    fn class_policy(&self, class: u32, to: &Addr) -> Option<&ClassPolicy> {
+        class_policy(class, to)
     }
 
     #[inline(always)]
@@ -512,6 +520,12 @@ pub fn pod(addr: &Addr) -> Option<&'static PodEntry> {
     }
     *space = PodEntry::selected(0, 0);
     Some(space)
+}
+
+/// Out of line, for its key.
+#[inline(never)]
+fn class_policy(class: u32, to: &Addr) -> Option<&'static ClassPolicy> {
+    CLASSES.get(&Key::new(160, PolicyDestination { set: class, to: *to }))
 }
 
 #[inline(never)]

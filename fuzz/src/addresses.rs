@@ -1,10 +1,12 @@
 //! Addresses of the stories: a few of each kind, so that flows conflict.
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Family, NodeEntry, NodePlace, Owned, PolicyEntryKey, PortRange, PrefixKind,
+    Addr, ClassPolicy, ClusterPrefix, Config, Family, NodeEntry, NodePlace, Owned, PolicyDestination, PolicyEntryKey,
+    PortRange, PrefixKind,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 
+use crate::decision::IDS;
 use crate::node::ModelNode;
 
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -109,6 +111,15 @@ pub(crate) fn node_of_stories() -> ModelNode {
             (egress(family, 0), host, ClusterPrefix::new(PrefixKind::EgressIp, none)),
             (egress(family, 1), host, ClusterPrefix::new(PrefixKind::EgressIp, none)),
         ]);
+        // A class for each policy: it applies to one host outside, none to another one, the next policy to all others.
+        for id in IDS {
+            let key = |to| PolicyDestination { set: id, to };
+            maps.classes.borrow_mut().extend([
+                (key(world(family, 0)), bits(family, 0, 0), ClassPolicy::new(id % 3 + 1)),
+                (key(world(family, 0)), host, ClassPolicy::new(id)),
+                (key(world(family, 1)), host, ClassPolicy::NONE),
+            ]);
+        }
     }
     ModelNode::new(maps)
 }

@@ -39,7 +39,9 @@ fn change(input: &mut Input<'_>, node: &mut ModelNode) {
     let pod = addresses::pod(family, u8::try_from(input.below(addresses::PODS)).unwrap_or_default());
     let (maps, pods) = (&node.maps, &node.maps.pods);
     match input.below(8) {
-        0 | 1 => drop(pods.borrow_mut().insert(pod, PodEntry::selected(id, 0))),
+        0 => drop(pods.borrow_mut().insert(pod, PodEntry::selected(id, 0))),
+        // A class has the policy's number, so that each has its own.
+        1 => drop(pods.borrow_mut().insert(pod, PodEntry::by_destination(id, 0))),
         2 => drop(pods.borrow_mut().insert(pod, PodEntry::known())),
         3 => drop(pods.borrow_mut().remove(&pod)),
         4 => own(maps, id, addresses::egress(family, u8::from(input.flag()))),

@@ -22,8 +22,8 @@ use egress_core::model::state::EgressId;
 use egress_supervise;
 
 /// The maps whose usage is exported.
-const SHOWN: [&str; 10] =
-    ["pods", "policy", "destinations", "owned", "handovers", "cluster", "nodes", "nat", "flows", "inbound"];
+const SHOWN: [&str; 11] =
+    ["pods", "classes", "policy", "destinations", "owned", "handovers", "cluster", "nodes", "nat", "flows", "inbound"];
 
 /// Minimum pause between two walks of `nat`, and its ratio to the duration of a walk.
 const PAUSE: Duration = Duration::from_secs(10);

@@ -72,9 +72,10 @@ pub const CLSACT_PROGRAMS: &str = "filters";
 pub const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 26] = [
+pub const PINNED_MAPS: [&str; 27] = [
     "lease",
     "pods",
+    "classes",
     "policy",
     "destinations",
     "owned",
@@ -102,9 +103,10 @@ pub const PINNED_MAPS: [&str; 26] = [
 ];
 
 /// The pinned maps that programs only read: a trace shares them with the attached programs.
-pub const READ_MAPS: [&str; 13] = [
+pub const READ_MAPS: [&str; 14] = [
     "lease",
     "pods",
+    "classes",
     "policy",
     "destinations",
     "owned",

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::debug::{Address, AgentState, Status};
 use egress_core::display_names::Names;
-use egress_core::model::state::{EgressId, HandoverStage, PodState, TunnelEndpoint};
+use egress_core::model::state::{EgressId, HandoverStage, KernelState, TunnelEndpoint};
 use egress_datapath::loader::abi_migration;
-use egress_datapath::loader::pinned::{self, Pinned};
+use egress_datapath::loader::pinned;
 use egress_datapath::survey;
 use egress_datapath::survey::report::concerning;
 
@@ -38,7 +38,9 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
 }
 
 /// Fills in what the programs serve, from the pins alone.
-pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pinned, names: &Names) {
+pub fn fill(status: &mut Status, pinned: KernelState, names: &Names) {
+    (status.objects, status.gateways) = concerning(&pinned, names);
+    let KernelState { owned, handovers, pods, .. } = pinned;
     let one = |id: EgressId, address, owned, state| {
         let object = names.objects.get(&id.0).cloned();
         Address { address, egress_id: id.0, object, interface: None, owned, wanted: None, state }
@@ -56,9 +58,8 @@ pub fn fill(status: &mut Status, Pinned { owned, handovers, pods, policies }: Pi
     let served =
         owned.into_iter().map(|(id, address)| one(id, address, true, "served, by the programs alone".to_owned()));
     status.addresses = served.chain(moving).collect();
-    status.selected_pod_addresses = pods.iter().filter(|pod| matches!(pod, PodState::Selected(_))).count();
+    status.selected_pod_addresses = pods.values().filter(|pod| pod.is_selected()).count();
     status.pod_addresses = pods.len();
-    (status.objects, status.gateways) = concerning(pods, &policies, names);
 }
 
 /// Reads devices, programs and maps, the interfaces of addresses, and the neighbour state of gateways. An error becomes a problem
@@ -85,7 +86,7 @@ pub fn read_kernel(bpffs: &Path, is_swept: bool, status: &mut Status) {
 mod tests {
     use super::*;
     use egress_core::model::samples::ip;
-    use egress_core::model::state::{HandoverStage, HandoverState};
+    use egress_core::model::state::{HandoverStage, HandoverState, PodState};
 
     #[test]
     fn programs_of_another_version_are_named() {
@@ -106,8 +107,8 @@ mod tests {
         let moving =
             |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving, is_shared: false };
         let handovers = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
-        let pods = vec![PodState::Selected(EgressId(1)), PodState::Known];
-        let pinned = Pinned { owned, handovers, pods, ..Pinned::default() };
+        let pods = [(ip("10.244.1.10"), PodState::Selected(EgressId(1))), (ip("10.244.1.11"), PodState::Known)].into();
+        let pinned = KernelState { owned, handovers, pods, ..KernelState::default() };
         let names =
             Names { objects: [(1, "a".into())].into(), nodes: [(peer.0, "n2".into())].into(), ..Names::default() };
         let mut status = Status::default();

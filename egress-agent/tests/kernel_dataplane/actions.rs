@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, Map, MapData};
 use egress_common::abi::{
-    Addr, Candidates, Datagram, Direction, Flow, Inbound, MAX_SLOTS, NatEntry, Origin, PodEntry, PolicyDestination,
-    Timeouts, Tuple,
+    Addr, Candidates, ClassPolicy, Datagram, Direction, Flow, Inbound, MAX_SLOTS, NatEntry, Origin, PodEntry,
+    PolicyDestination, Timeouts, Tuple,
 };
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 use egress_core::model::state::{
-    Action, EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
-    PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
+    Action, ClassPolicies, EgressId, Family, KernelState, LostFlows, NodeAddress, OnUnknownPod, Place, PodClass,
+    PodOwner, PodState, Policy, Prefix, PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
 };
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_datapath::Dataplane;
@@ -106,7 +107,7 @@ fn applied_actions_are_read_back() {
             }
         }
         ledger.step(Action::CutFlows(id, BTreeSet::from([addr("172.18.0.100")])), |_| {}).await;
-        ledger.step(Action::CutPodFlows(addr("10.244.1.10"), id), |_| {}).await;
+        ledger.step(Action::CutPodFlows(addr("10.244.1.10"), LostFlows::of_policy(id)), |_| {}).await;
 
         // Removal twice: removing a missing entry succeeds.
         for _ in 0..2 {
@@ -140,6 +141,80 @@ fn applied_actions_are_read_back() {
         drop(dataplane);
         let mut next = node.start().await;
         assert_eq!(next.observe().await.expect("observe"), wanted, "by the next agent");
+    });
+}
+
+/// Classes of both families: one with `entries` prefixes besides the default one.
+fn class(v6: bool, entries: u16) -> Arc<ClassPolicies> {
+    let prefix = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        let text = if v6 { format!("2001:db8:{number:x}::/48") } else { format!("10.{high}.{low}.0/24") };
+        (net(&text), Some(EgressId(1 + u32::from(number % 3))))
+    };
+    let default = (net(if v6 { "::/0" } else { "0.0.0.0/0" }), None);
+    Arc::new(ClassPolicies::new((0..entries).map(prefix).chain([default]).collect()))
+}
+
+#[test]
+fn classes_of_pods_round_trip_and_end_with_nothing_left() {
+    on_node(|node| async move {
+        let mut checked = CheckedDataplane { dataplane: node.start().await, wanted: KernelState::default() };
+        for (number, policies) in [(1, class(false, 3)), (2, class(true, 3)), (7, class(false, 0))] {
+            let number = PodClass(number);
+            checked
+                .step(Action::PutClass(number, Arc::clone(&policies)), |wanted| {
+                    wanted.classes.insert(number, policies);
+                })
+                .await;
+        }
+        for (pod, number) in [("10.244.1.10", 1), ("fd00:10:244:1::10", 2), ("10.244.1.10", 7)] {
+            let state = PodState::ByDestination(PodClass(number));
+            checked
+                .step(Action::PutPod(addr(pod), state), |wanted| {
+                    wanted.pods.insert(addr(pod), state);
+                })
+                .await;
+        }
+        // Twice: a class that is not there counts as removed.
+        for _ in 0..2 {
+            checked
+                .step(Action::RemoveClass(PodClass(1)), |wanted| {
+                    wanted.classes.remove(&PodClass(1));
+                })
+                .await;
+        }
+        let CheckedDataplane { dataplane, wanted } = checked;
+        drop(dataplane);
+        let mut next = node.start().await;
+        assert_eq!(next.observe().await.expect("observe"), wanted, "by the next agent");
+        for number in [2, 7] {
+            next.apply(&Action::RemoveClass(PodClass(number))).await.expect("apply");
+        }
+        assert_eq!(classes(&node).iter().count(), 0);
+    });
+}
+
+fn classes(node: &TestNode) -> LpmTrie<MapData, PolicyDestination, ClassPolicy> {
+    let data = MapData::from_pin(node.pin("maps/classes")).expect("the pinned map");
+    LpmTrie::try_from(Map::LpmTrie(data)).expect("a trie")
+}
+
+/// A class that does not fit leaves nothing, and others stay.
+#[test]
+fn a_class_is_written_whole_or_not_at_all() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let mut number = 0;
+        let refused = loop {
+            number += 1;
+            if let Err(error) = dataplane.apply(&Action::PutClass(PodClass(number), class(false, 9_999))).await {
+                break error;
+            }
+        };
+        assert!(matches!(refused, DataplaneError::Full { map: "classes", limit: 131_072 }), "{refused:?}");
+        assert_eq!(classes(&node).iter().count(), (number as usize - 1) * 10_000);
+        dataplane.apply(&Action::PutClass(PodClass(number), class(false, 9))).await.expect("a small one fits");
+        assert_eq!(dataplane.observe().await.expect("observe").classes.len(), number as usize);
     });
 }
 
@@ -374,9 +449,15 @@ fn cuts_remove_only_the_named_flows() {
         let addresses = BTreeSet::from([addr("172.18.0.101"), addr("172.18.0.102")]);
         dataplane.apply(&Action::CutFlows(EgressId(1), addresses)).await.expect("cut");
         assert_eq!(left(&node), (vec![1001, 1003, 1004, 1005], vec![1001, 1001, 1003, 1003, 1004, 1004, 1005, 1005]));
-        dataplane.apply(&Action::CutPodFlows(addr("10.244.1.10"), EgressId(1))).await.expect("cut");
+        dataplane
+            .apply(&Action::CutPodFlows(addr("10.244.1.10"), LostFlows::of_policy(EgressId(1))))
+            .await
+            .expect("cut");
         assert_eq!(left(&node), (vec![1003, 1004, 1005], vec![1003, 1003, 1004, 1004, 1005, 1005]));
-        dataplane.apply(&Action::CutPodFlows(addr("10.244.1.11"), EgressId(2))).await.expect("cut");
+        dataplane
+            .apply(&Action::CutPodFlows(addr("10.244.1.11"), LostFlows::of_policy(EgressId(2))))
+            .await
+            .expect("cut");
         assert_eq!(left(&node), (vec![1003, 1005], vec![1003, 1003, 1005, 1005]));
     });
 }
@@ -391,7 +472,10 @@ fn the_flow_of_a_cut_connection_stays_for_its_reset() {
         let lost = BTreeSet::from([addr("172.18.0.101")]);
         dataplane.apply(&Action::CutFlows(EgressId(1), lost)).await.expect("cut");
         assert_eq!(left(&node), (vec![1001, 1002, 1003], vec![1001, 1001, 1003, 1003]));
-        dataplane.apply(&Action::CutPodFlows(addr("10.244.1.10"), EgressId(1))).await.expect("cut");
+        dataplane
+            .apply(&Action::CutPodFlows(addr("10.244.1.10"), LostFlows::of_policy(EgressId(1))))
+            .await
+            .expect("cut");
         assert_eq!(left(&node), (vec![1001, 1002, 1003], vec![1003, 1003]));
         // Nothing stays of a deleted pod, which needs no reset.
         dataplane.apply(&Action::CutPod(addr("10.244.1.10"))).await.expect("cut");

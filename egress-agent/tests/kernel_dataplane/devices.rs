@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use egress_common::abi::{Addr, Owned, OwnedAddr};
-use egress_core::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
+use egress_core::model::state::{Action, EgressId, LostFlows, NodeAddress, OnUnknownPod, TunnelEndpoint};
 use egress_core::plan::executor::Executor;
 use egress_datapath::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
 use egress_datapath::{Attachment, Settings, StartError};
@@ -281,7 +281,7 @@ fn a_walk_of_the_mappings_does_not_delay_devices() {
         is_started.recv().expect("the walk has begun");
         // A cut waits for it, and delays nothing either.
         let pod = [10, 244, 1, 10].into();
-        let actions = [Action::CutPodFlows(pod, EgressId(1))];
+        let actions = [Action::CutPodFlows(pod, LostFlows::of_policy(EgressId(1)))];
         let cut = async { dataplane.apply(&actions[0]).await.expect("cut") };
         let follow = async {
             ip(&format!("link del {MGMT}\n"));

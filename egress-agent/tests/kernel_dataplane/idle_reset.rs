@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use egress_common::abi::{Addr, Direction, Flow, Tuple};
 use egress_common::decide::phase;
 use egress_common::wire::PROTO_TCP;
-use egress_core::model::state::{Action, EgressId, PodState};
+use egress_core::model::state::{Action, EgressId, LostFlows, PodState};
 use egress_core::plan::executor::Executor;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 
@@ -78,7 +78,7 @@ fn an_unreachable_pod_gets_its_segments_later() {
         output(&["tc", "qdisc", "add", "dev", MGMT, "root", "pfifo", "limit", "0"]);
         for pod in &pods {
             dataplane.apply(&Action::PutPod(*pod, PodState::Known)).await.expect("apply");
-            dataplane.apply(&Action::CutPodFlows(*pod, OBJECT)).await.expect("cut");
+            dataplane.apply(&Action::CutPodFlows(*pod, LostFlows::of_policy(OBJECT))).await.expect("cut");
         }
         // Most of the first round; the node itself sends fewer.
         eventually("segments are refused", || refused() >= 20).await;
@@ -106,7 +106,7 @@ fn a_repeated_cut_sends_no_more_segments() {
             dataplane.apply(&Action::PutPod(pod(port).into(), PodState::Selected(OBJECT))).await.expect("apply");
         }
         let deselect = |port| Action::PutPod(pod(port).into(), PodState::Known);
-        let cut_of = |port| Action::CutPodFlows(pod(port).into(), OBJECT);
+        let cut_of = |port| Action::CutPodFlows(pod(port).into(), LostFlows::of_policy(OBJECT));
         for action in [deselect(first), cut_of(first)] {
             dataplane.apply(&action).await.expect("apply");
         }

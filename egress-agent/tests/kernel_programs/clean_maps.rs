@@ -159,6 +159,7 @@ impl Stage {
             self.cells_per_cpu::<{ size_of::<FlowCacheUse>() }>("flow_cache_use"),
             ("events", Box::new(Unread(RingBuf::try_from(self.again("events")).expect("a ring buffer")))),
             ("pods", Box::new(&mut self.pods)),
+            ("classes", Box::new(&mut self.classes)),
             ("policy", Box::new(&mut self.policy)),
             ("destinations", Box::new(&mut self.destinations)),
             ("owned", Box::new(&mut self.owned)),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use egress_common::abi::{Candidates, HandoverStage, NODE_MARK, RouteEntry, RouteKind};
+use egress_common::abi::{Candidates, ClassPolicy, HandoverStage, NODE_MARK, RouteEntry, RouteKind};
 use serde_json::Value;
 
 use crate::cast::{V4, V6, addr};
@@ -11,10 +11,11 @@ use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, OWNED_MAC, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 35] = [
+const FIELDS: [(&str, &[&str], &[&str]); 36] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
-    ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
+    ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns", "class"]),
+    ("classes", &["prefix_len", "data"], &["selection", "egress_id"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "destinations", "slots"]),
     ("destinations", &["prefix_len", "data"], &["count", "pending", "slots"]),
     ("owned", &[], &["address", "ifindex", "mtu", "mac"]),
@@ -68,6 +69,7 @@ pub(crate) fn use_every_map(stage: &mut Stage) {
     stage.hand_over(&V4, HandoverStage::Arriving);
     stage.expose(V4.pod, 17, 53);
     stage.put_interface(FURTHER, V4.mgmt, V6.mgmt);
+    stage.put_class(1, V4.world, None, ClassPolicy::new(V4.here));
     stage.put_candidates(1, V4.world, None, Candidates::new(&[0], &[]).expect("one"));
     stage.put_route(FURTHER, V4.world, None, RouteEntry::new(RouteKind::OnLink, 0));
     stage.neighbour(FURTHER, addr(V4.world), OWNED_MAC);

@@ -7,7 +7,7 @@ pub(crate) mod setup;
 
 use std::net::IpAddr;
 
-use egress_common::abi::{Holder, Verdict};
+use egress_common::abi::{ClassPolicy, Holder, PodEntry, Verdict};
 
 use self::setup::{
     Around, ECT0, EXPERIENCED, PORT, SECRET, arrived, configure, everywhere, everywhere_taken_out, from_remote, put,
@@ -201,6 +201,24 @@ fn simple_packets_are_decapsulated_by_the_program() {
         }
         assert_eq!(ran.frame[L3..], reply.frame()[L3..]);
         assert_eq!(ran.frame[..12], [POD_MAC, MGMT_MAC].concat());
+    });
+}
+
+/// The pod's policy depends on the destination.
+#[test]
+fn class_replies_belong_to_the_policy_of_their_source() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        stage.put_class(3, cast.world, None, ClassPolicy::new(cast.here));
+        stage.put_class(3, cast.nowhere, None, ClassPolicy::NONE);
+        stage.put_pod(cast.pod, PodEntry::by_destination(3, 0));
+        for (from, is_of) in [(cast.world, cast.here), (cast.nowhere, 0)] {
+            for egress_id in [cast.here, cast.away] {
+                let reply = packet(from, cast.pod, 80, 4000).tcp(SYN);
+                let verdict = if egress_id == is_of { Verdict::ReplyDelivered } else { Verdict::NotItsPod };
+                stage.run_frame(&FROM_NETDEV, &arrived(underlay, egress_id).frame(&reply), verdict);
+            }
+        }
     });
 }
 

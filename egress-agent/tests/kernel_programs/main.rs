@@ -9,6 +9,7 @@
 mod aging;
 mod answers;
 mod cast;
+mod classes;
 mod clean_maps;
 mod devices;
 mod dumps;

@@ -1,7 +1,6 @@
 //! Objects with addresses in several networks: the map `destinations`.
 
-use aya::maps::lpm_trie::Key;
-use egress_common::abi::{Candidates, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot, Verdict, WhenEmpty};
+use egress_common::abi::{Candidates, PolicyEntry, PolicyEntryKey, PolicySlot, Verdict, WhenEmpty};
 
 use crate::cast::{FamilyAddresses, V4, addr};
 use crate::frames::{FrameSpec, packet};
@@ -12,9 +11,7 @@ const SET: u32 = 7;
 impl Stage {
     /// A prefix of this length, or of the whole address, that contains it.
     pub(crate) fn put_candidates(&mut self, set: u32, to: &str, length: Option<u32>, candidates: Candidates) {
-        let key = Self::route_key(set, to, length);
-        let key = Key::new(key.prefix_len(), PolicyDestination { set, to: key.data().to });
-        self.destinations.insert(&key, candidates, 0).expect("a destination");
+        self.destinations.insert(&Self::destination_key(set, to, length), candidates, 0).expect("a destination");
     }
 
     /// The pod's policy has an address here, one on the other node, and one that no node serves.

@@ -9,11 +9,11 @@ use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, AnswerKey, AnswerKind, Candidates, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure,
-    Family, Flow, FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound, InterfaceAddresses, Lease,
-    NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, PolicyDestination,
-    PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, RouteDestination, RouteEntry, Share, Tuple, Usage,
-    Verdict, WhenEmpty,
+    Addr, AnswerKey, AnswerKind, Candidates, ClassPolicy, ClusterPrefix, Config, Count, Datagram, EipCount,
+    ExposedPort, Exposure, Family, Flow, FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound,
+    InterfaceAddresses, Lease, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr,
+    PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, RouteDestination,
+    RouteEntry, Share, Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::limit;
 use egress_common::decide::to_pod::SETTLE_NS;
@@ -39,6 +39,7 @@ pub(crate) struct Stage {
     pub(crate) config: Array<MapData, Config>,
     lease: Array<MapData, Lease>,
     pub(crate) pods: HashMap<MapData, Addr, PodEntry>,
+    pub(crate) classes: LpmTrie<MapData, PolicyDestination, ClassPolicy>,
     pub(crate) policy: HashMap<MapData, PolicyEntryKey, PolicyEntry>,
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
@@ -150,6 +151,7 @@ impl Stage {
             config: Array::try_from(take("config")).expect("an array"),
             lease: Array::try_from(take("lease")).expect("an array"),
             pods: hash(take("pods")),
+            classes: LpmTrie::try_from(take("classes")).expect("a trie"),
             policy: hash(take("policy")),
             owned: hash(take("owned")),
             owned_addr: hash(take("owned_addr")),
@@ -320,6 +322,16 @@ impl Stage {
         let to = addr(to);
         let mapped = if to.family() == Family::V4 { 96 } else { 0 };
         Key::new(32 + length.map_or(128, |length| mapped + length), RouteDestination { ifindex, to })
+    }
+
+    pub(crate) fn destination_key(set: u32, to: &str, length: Option<u32>) -> Key<PolicyDestination> {
+        let key = Self::route_key(set, to, length);
+        Key::new(key.prefix_len(), PolicyDestination { set, to: key.data().to })
+    }
+
+    /// The policy of a class for a prefix of this length, or of the whole address, that contains it.
+    pub(crate) fn put_class(&mut self, class: u32, to: &str, length: Option<u32>, policy: ClassPolicy) {
+        self.classes.insert(&Self::destination_key(class, to, length), policy, 0).expect("a destination");
     }
 
     fn put_owned(&mut self, egress_id: u32, owned: Owned) {

@@ -3,12 +3,13 @@
 
 use super::{Addr, MAX_SLOTS, abi};
 
-/// Data of the key of `destinations`, a trie of prefixes: the set as it is, and the destination. The length of a prefix is 32
-/// more than that of `cluster`.
+/// Data of the key of `destinations` and `classes`, tries of prefixes: the set as it is, and the destination. The length of a
+/// prefix is 32 more than that of `cluster`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct PolicyDestination {
-    /// [`PolicyEntry::destinations`](super::PolicyEntry::destinations). The entries of a set never change.
+    /// [`PolicyEntry::destinations`](super::PolicyEntry::destinations), or [`PodEntry::class`](super::PodEntry::class). The
+    /// entries of a set never change.
     pub set: u32,
     pub to: Addr,
 }

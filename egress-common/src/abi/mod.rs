@@ -38,14 +38,15 @@ pub use handover::{HandoverEntry, HandoverStage};
 pub use lease::Lease;
 pub use nat::{Direction, NatEntry, NextHop, Origin, Tuple};
 pub use pods::{
-    MAX_SLOTS, Owned, OwnedAddr, PodEntry, PodSelection, PolicyEntry, PolicyEntryKey, PolicySlot, SlotPlace, WhenEmpty,
+    ClassPolicy, MAX_SLOTS, Owned, OwnedAddr, PodEntry, PodSelection, PolicyEntry, PolicyEntryKey, PolicySlot,
+    SlotPlace, WhenEmpty,
 };
 pub use rig::{RIG_FRAME, Rig};
 pub use routes::{MAX_NEXT_HOPS, NeighbourEntry, NeighbourKey, RouteDestination, RouteEntry, RouteKind};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). Only these bits are
 /// compared and written. Other bits belong to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half)

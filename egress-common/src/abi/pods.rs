@@ -1,5 +1,5 @@
-//! Maps `pods`, `policy`, `owned` and `owned_addr`: selected pods, the gateways of their flows, and the addresses of
-//! this node.
+//! Maps `pods`, `classes`, `policy`, `owned` and `owned_addr`: selected pods, the gateways of their flows, and the
+//! addresses of this node.
 
 use super::seal::Seal;
 use super::{Addr, Family, abi};
@@ -11,6 +11,8 @@ pub enum PodSelection {
     /// Known, selected by no egress policy.
     Known = 1,
     Selected = 2,
+    /// The policy depends on the destination: see [`ClassPolicy`].
+    ByDestination = 3,
 }
 
 /// Value of `pods`; the key is the pod's [`Addr`]. Own pods only.
@@ -18,25 +20,26 @@ pub enum PodSelection {
 #[repr(C)]
 pub struct PodEntry {
     selection: u32,
-    /// Meaningful where selected.
+    /// Meaningful where selected by one policy.
     pub egress_id: u32,
     /// CLOCK_MONOTONIC (ns) when the pod became selected, for display.
     pub selected_since_ns: u64,
     /// A hash of the pod's UID, which distinguishes it from a later pod with the same address; zero until it is known.
     pub owner: u64,
     /// CLOCK_MONOTONIC (ns) until when connections from before the deselection get a reset. Zero if the pod was never
-    /// selected, and while it is.
+    /// selected, and while it is; the maximum while its policy depends on the destination.
     pub cut_until_ns: u64,
     /// Over the key and the fields that the programs read.
     pub seal: u32,
-    pub reserved: u32,
+    /// The pod's class where the policy depends on the destination, otherwise zero.
+    class: u32,
 }
 abi!(PodEntry, 40);
 
 impl PodEntry {
     const fn new(selection: PodSelection, egress_id: u32, selected_since_ns: u64) -> Self {
         let selection = selection as u32;
-        Self { selection, egress_id, selected_since_ns, owner: 0, cut_until_ns: 0, seal: 0, reserved: 0 }
+        Self { selection, egress_id, selected_since_ns, owner: 0, cut_until_ns: 0, seal: 0, class: 0 }
     }
 
     /// Before it is sealed, as [`Self::selected`] is.
@@ -47,6 +50,13 @@ impl PodEntry {
     #[inline(always)]
     pub const fn selected(egress_id: u32, selected_since_ns: u64) -> Self {
         Self::new(PodSelection::Selected, egress_id, selected_since_ns)
+    }
+
+    /// The policies of the class apply, each to its destinations. A flow that no policy covers now may be one that had an
+    /// egress IP, at any time.
+    pub const fn by_destination(class: u32, selected_since_ns: u64) -> Self {
+        let entry = Self::new(PodSelection::ByDestination, 0, selected_since_ns);
+        Self { class, cut_until_ns: u64::MAX, ..entry }
     }
 
     /// As it is written at `pod`.
@@ -69,6 +79,7 @@ impl PodEntry {
             .word(5, self.egress_id)
             .word(6, self.cut_until_ns as u32)
             .word(7, (self.cut_until_ns >> 32) as u32)
+            .word(8, self.class)
             .done()
     }
 
@@ -87,8 +98,47 @@ impl PodEntry {
         Self { selection: 99, ..self }
     }
 
-    /// The egress ID of a selected pod. An unknown value counts as selected without a policy, which is a drop: fail
-    /// closed.
+    /// Whether a policy selects the pod, for some destinations at least. An unknown value counts as selected.
+    #[inline(always)]
+    pub const fn is_selected(&self) -> bool {
+        self.selection != PodSelection::Known as u32
+    }
+
+    /// The class of a pod whose policy depends on the destination.
+    #[inline(always)]
+    pub const fn class(&self) -> Option<u32> {
+        if self.selection == PodSelection::ByDestination as u32 { Some(self.class) } else { None }
+    }
+
+    /// The egress ID of a pod that one policy selects for all destinations. An unknown value counts as selected without a
+    /// policy, which is a drop: fail closed. So does a pod of a class, for callers that did not ask for it.
+    #[inline(always)]
+    pub const fn egress_id(&self) -> Option<u32> {
+        if self.is_selected() { Some(self.egress_id) } else { None }
+    }
+}
+
+/// Value of `classes`: the policy of a class of pods for a destination. The key is a
+/// [`PolicyDestination`](super::PolicyDestination), with the class as its set. Pods with the same policies have the same class.
+/// The entries of a class never change, and cover every destination of the family; a missing one is a drop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ClassPolicy {
+    /// [`PodSelection::Known`] or [`PodSelection::Selected`].
+    selection: u32,
+    egress_id: u32,
+}
+abi!(ClassPolicy, 8);
+
+impl ClassPolicy {
+    /// No policy applies to the destination.
+    pub const NONE: Self = Self { selection: PodSelection::Known as u32, egress_id: 0 };
+
+    pub const fn new(egress_id: u32) -> Self {
+        Self { selection: PodSelection::Selected as u32, egress_id }
+    }
+
+    /// `None` if no policy applies. An unknown value counts as a policy without an ID, which is a drop.
     #[inline(always)]
     pub const fn egress_id(&self) -> Option<u32> {
         if self.selection == PodSelection::Known as u32 { None } else { Some(self.egress_id) }

@@ -13,7 +13,7 @@
 //! time.
 
 use super::snat::{self, SnatSource};
-use super::{NatOwner, Tables, fragments, slots};
+use super::{NatOwner, Tables, fragments, policy_of, slots};
 use crate::abi::{
     Addr, Class, Config, HandoverStage, NatEntry, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict,
 };
@@ -57,12 +57,19 @@ pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEnt
 }
 
 #[inline(always)]
-pub fn decide<'t, T: Tables>(headers: &mut Headers, outer: &Outer, tables: &'t T, config: &Config) -> FromOverlay<'t> {
+pub fn decide<'t, T: Tables>(
+    headers: &mut Headers,
+    quote: &Quote,
+    outer: &Outer,
+    tables: &'t T,
+    config: &Config,
+) -> FromOverlay<'t> {
     let Some(sender) = sender(outer, tables) else { return FromOverlay::Done(Verdict::ForgedOuter) };
     if let Some(pod) = tables.pod(&headers.tuple.daddr) {
         // A gateway has no pod state: its NAT entries outlive the pod's selection, and the pod. The network identifier
-        // names the policy of the reply.
-        if pod.egress_id() != Some(outer.egress_id) {
+        // names the policy of the reply. An ICMP error may come from any router: it concerns the quoted packet.
+        let answered = if headers.l4 == L4::IcmpError { &quote.tuple().daddr } else { &headers.tuple.saddr };
+        if policy_of(pod, answered, tables) != Some(outer.egress_id) {
             return FromOverlay::Done(Verdict::NotItsPod);
         }
         if !may_answer(headers, tables) {
@@ -198,7 +205,7 @@ mod tests {
 
     fn asked<'t>(maps: &'t MemoryMaps, from: &str, egress_id: u32, packet: &FrameFields) -> FromOverlay<'t> {
         let outer = Outer { source: addr(from), egress_id };
-        decide(&mut packet.headers(), &outer, maps, &maps.config.get())
+        decide(&mut packet.headers(), &Quote::NONE, &outer, maps, &maps.config.get())
     }
 
     fn from_remote(cast: &Cast) -> FrameFields {

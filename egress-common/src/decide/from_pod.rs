@@ -4,7 +4,7 @@
 //! where a later one gives the same verdict for less work: an unselected pod's packets are left alone for every
 //! destination.
 
-use super::{Tables, fragments, slots, to_pod};
+use super::{Tables, fragments, policy_of, slots, to_pod};
 use crate::abi::{Config, NodePlace, Origin, PolicySlot, PrefixKind, Verdict};
 use crate::wire::{ETH_LEN, Fragment, Frame, Headers, L4, PROTO_TCP, Quote, ethertype, sctp, tcp};
 
@@ -64,13 +64,13 @@ pub fn judge<'t, T: Tables>(
         return FromPod::Done(Verdict::NotPod);
     }
     // Not an `Option`, because the verifier refuses to copy the undefined number of `None`.
-    let (is_selected, egress_id) = match pod.and_then(|pod| pod.egress_id()) {
+    let (is_selected, egress_id) = match pod.and_then(|pod| policy_of(pod, &headers.tuple.daddr, tables)) {
         Some(egress_id) => (true, egress_id),
         None => (false, 0),
     };
     if let Some(pod) = pod.filter(|_| !is_selected) {
         to_pod::follow_datagram(headers, tables, config);
-        // Zero except for pods that were deselected recently.
+        // Zero except for pods that were deselected recently, or are selected for other destinations.
         if pod.cut_until_ns == 0 {
             return FromPod::Done(Verdict::NotSelected);
         }
@@ -220,7 +220,7 @@ fn settled<'t, T: Tables>(headers: &Headers, tables: &'t T, config: &Config) -> 
     }
     // The egress ID comes from the pod, not from the flow: a reused flow entry may belong to another policy. The caller
     // compares the slot with the owned address.
-    let egress_id = tables.pod(&headers.tuple.saddr).and_then(|pod| pod.egress_id())?;
+    let egress_id = tables.pod(&headers.tuple.saddr).and_then(|pod| policy_of(pod, &headers.tuple.daddr, tables))?;
     let flow = tables.flow_seen(&headers.tuple, headers.of_pod())?;
     let slot = flow.settled_under(config.decisions).filter(|_| flow.egress_id == egress_id)?;
     Some((egress_id, slot))

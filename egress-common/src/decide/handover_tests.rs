@@ -177,7 +177,7 @@ impl Pair {
     fn arrives(&self, node: &'static str, from: &str, sent: &FrameFields) -> PacketEnd {
         let maps = self.maps(node);
         let outer = Outer { source: addr(from), egress_id: ID };
-        match from_overlay::decide(&mut sent.headers(), &outer, maps, &maps.config.get()) {
+        match from_overlay::decide(&mut sent.headers(), &Quote::NONE, &outer, maps, &maps.config.get()) {
             FromOverlay::Translate { source_node, .. } => {
                 let owner = NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id: ID };
                 self.emitted(maps, node, sent, &owner)
@@ -201,7 +201,7 @@ impl Pair {
             FromNetdev::PassOn { .. } => {
                 let peer = Self::name(&self.maps(node).handover(ID).expect("a hand-over").peer);
                 let (maps, outer) = (self.maps(peer), Outer { source: addr(node), egress_id: ID });
-                match from_overlay::decide(&mut answer.0.headers(), &outer, maps, &maps.config.get()) {
+                match from_overlay::decide(&mut answer.0.headers(), &Quote::NONE, &outer, maps, &maps.config.get()) {
                     FromOverlay::Answer => {
                         let passed = from_netdev::passed(&mut answer.0.arriving(), &answer.1, maps, ID);
                         self.goes(peer, &passed, answer)

@@ -40,6 +40,8 @@ pub struct MemoryMaps {
     pub nodes: RefCell<HashMap<Addr, NodeEntry>>,
     /// Network, length in bits of the 128, value.
     pub prefixes: RefCell<Vec<(Addr, u32, ClusterPrefix)>>,
+    /// Key, length in bits of the 128 of the destination, value.
+    pub classes: RefCell<Vec<(PolicyDestination, u32, ClassPolicy)>>,
     pub policies: RefCell<HashMap<PolicyEntryKey, PolicyEntry>>,
     /// Key, length in bits of the 128 of the destination, value.
     pub destinations: RefCell<Vec<(PolicyDestination, u32, Candidates)>>,
@@ -71,6 +73,7 @@ struct LentValues {
     pods: Lent<PodEntry>,
     nodes: Lent<NodeEntry>,
     prefixes: Lent<ClusterPrefix>,
+    classes: Lent<ClassPolicy>,
     policies: Lent<PolicyEntry>,
     candidates: Lent<Candidates>,
     owned: Lent<Owned>,
@@ -80,6 +83,13 @@ struct LentValues {
     flows: Lent<Flow>,
     nat_entries: Lent<NatEntry>,
     frags: Lent<FragPorts>,
+}
+
+/// The value of the longest prefix (network, length in bits of the 128, value) that contains the address.
+fn longest<'a, V>(prefixes: impl Iterator<Item = (&'a Addr, u32, &'a V)>, address: &Addr) -> Option<&'a V> {
+    let number = |addr: &Addr| u128::from_be_bytes(addr.octets());
+    let matching = prefixes.filter(|(net, length, _)| (number(net) ^ number(address)).leading_zeros() >= *length);
+    matching.max_by_key(|(_, length, _)| *length).map(|(.., value)| value)
 }
 
 impl MemoryMaps {
@@ -94,6 +104,7 @@ impl MemoryMaps {
             pods: RefCell::default(),
             nodes: RefCell::default(),
             prefixes: RefCell::default(),
+            classes: RefCell::default(),
             policies: RefCell::default(),
             destinations: RefCell::default(),
             owned: RefCell::default(),
@@ -117,6 +128,7 @@ impl MemoryMaps {
                 pods: Lent::new(),
                 nodes: Lent::new(),
                 prefixes: Lent::new(),
+                classes: Lent::new(),
                 policies: Lent::new(),
                 candidates: Lent::new(),
                 owned: Lent::new(),
@@ -136,6 +148,7 @@ impl MemoryMaps {
         lent.pods.take_back();
         lent.nodes.take_back();
         lent.prefixes.take_back();
+        lent.classes.take_back();
         lent.policies.take_back();
         lent.candidates.take_back();
         lent.owned.take_back();
@@ -279,22 +292,24 @@ impl Tables for MemoryMaps {
         self.nodes.borrow().get(addr).map(|node| self.lent.nodes.lend(*node))
     }
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix> {
-        let number = |addr: &Addr| u128::from_be_bytes(addr.octets());
         let prefixes = self.prefixes.borrow();
-        let matching = prefixes.iter().filter(|(net, len, _)| (number(net) ^ number(addr)).leading_zeros() >= *len);
-        matching.max_by_key(|(_, len, _)| *len).map(|(_, _, prefix)| self.lent.prefixes.lend(*prefix))
+        let found = longest(prefixes.iter().map(|(net, length, prefix)| (net, *length, prefix)), addr);
+        found.map(|prefix| self.lent.prefixes.lend(*prefix))
+    }
+    fn class_policy(&self, class: u32, to: &Addr) -> Option<&ClassPolicy> {
+        let classes = self.classes.borrow();
+        let of_class = classes.iter().filter(|(key, ..)| key.set == class);
+        let found = longest(of_class.map(|(key, length, policy)| (&key.to, *length, policy)), to);
+        found.map(|policy| self.lent.classes.lend(*policy))
     }
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {
         self.policies.borrow().get(key).map(|policy| self.lent.policies.lend(*policy))
     }
     fn candidates(&self, set: u32, to: &Addr) -> Option<&Candidates> {
-        let number = |addr: &Addr| u128::from_be_bytes(addr.octets());
         let destinations = self.destinations.borrow();
-        let matching = destinations
-            .iter()
-            .filter(|(key, length, _)| key.set == set && (number(&key.to) ^ number(to)).leading_zeros() >= *length);
-        let longest = matching.max_by_key(|(_, length, _)| *length);
-        longest.map(|(_, _, candidates)| self.lent.candidates.lend(*candidates))
+        let of_set = destinations.iter().filter(|(key, ..)| key.set == set);
+        let found = longest(of_set.map(|(key, length, candidates)| (&key.to, *length, candidates)), to);
+        found.map(|candidates| self.lent.candidates.lend(*candidates))
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
         self.owned.borrow().get(&egress_id).map(|owned| {

@@ -33,9 +33,9 @@ pub mod memory_maps;
 pub(crate) mod packets;
 
 use crate::abi::{
-    Addr, Candidates, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses,
-    NatEntry, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple,
-    Verdict,
+    Addr, Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry,
+    InterfaceAddresses, NatEntry, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey,
+    PolicySlot, Share, Tuple, Verdict,
 };
 use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
@@ -104,6 +104,8 @@ pub trait Tables {
     fn pod(&self, addr: &Addr) -> Option<&PodEntry>;
     fn node(&self, addr: &Addr) -> Option<&NodeEntry>;
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix>;
+    /// The policy of pods of this class for the destination.
+    fn class_policy(&self, class: u32, to: &Addr) -> Option<&ClassPolicy>;
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry>;
     /// The candidates of this set for the destination, by the longest prefix.
     fn candidates(&self, set: u32, to: &Addr) -> Option<&Candidates>;
@@ -180,6 +182,19 @@ pub trait Tables {
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts);
     /// Whether this node holds later fragments of this datagram.
     fn is_awaited(&self, key: &FragKey) -> bool;
+}
+
+/// The egress ID of the policy that applies to packets between the pod and this outside address; `None` if none does.
+/// Without an entry of its class, a policy without an ID applies, which is a drop.
+#[inline(always)]
+pub fn policy_of<T: Tables>(pod: &PodEntry, to: &Addr, tables: &T) -> Option<u32> {
+    match pod.class() {
+        None => pod.egress_id(),
+        Some(class) => match tables.class_policy(class, to) {
+            Some(policy) => policy.egress_id(),
+            None => Some(0),
+        },
+    }
 }
 
 /// The rewritten end of a packet.

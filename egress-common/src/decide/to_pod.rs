@@ -21,7 +21,7 @@ pub const SETTLE_NS: u64 = 30_000_000_000;
 #[inline(always)]
 pub fn decide<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> Verdict {
     let Some(pod) = tables.pod(&headers.tuple.daddr) else { return Verdict::NotPod };
-    let is_selected = pod.egress_id().is_some();
+    let is_selected = pod.is_selected();
     let answer = headers.tuple.reversed();
     // Whether the packet itself shows that it begins a connection.
     let begins = match headers.l4 {

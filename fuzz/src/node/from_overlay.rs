@@ -18,7 +18,7 @@ impl ModelNode {
             Err(why) => return PacketOutcome::Dropped(from_overlay::unread(why)),
         };
         let (config, quote) = (self.config(), quoted(skb.frame, &headers));
-        let outcome = match from_overlay::decide(&mut headers, outer, &self.maps, &config) {
+        let outcome = match from_overlay::decide(&mut headers, &quote, outer, &self.maps, &config) {
             FromOverlay::Done(verdict) => PacketOutcome::done(verdict, skb.frame, 0),
             FromOverlay::Deliver => match Self::wire_length(skb, &headers) > config.pod_mtu {
                 true if !fits_in_two(skb, &headers, config.pod_mtu) => PacketOutcome::Dropped(Verdict::MtuExceeded),

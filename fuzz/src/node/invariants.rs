@@ -7,15 +7,14 @@ use egress_common::abi::{
 use egress_common::decide::Tables as _;
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::to_netdev::Meta;
-use egress_common::decide::to_pod;
+use egress_common::decide::{policy_of, to_pod};
 use egress_common::wire::{Headers, L4, Quote};
 
 use super::{ModelNode, PacketOutcome};
 
 impl ModelNode {
     pub(super) fn judge_slot(&self, headers: &Headers, egress_id: u32, slot: &PolicySlot) {
-        let pod = self.maps.pods.borrow().get(&headers.tuple.saddr).and_then(|pod| pod.egress_id());
-        assert_eq!(pod, Some(egress_id), "sent for an object that does not select the pod");
+        assert_eq!(self.policy_of(headers), Some(egress_id), "sent for an object that does not select the pod");
         assert_eq!(slot.address.family(), headers.family);
         let policies = self.maps.policies.borrow();
         let policy = policies.get(&PolicyEntryKey::new(egress_id, headers.family)).expect("asked");
@@ -49,6 +48,12 @@ impl ModelNode {
         assert_eq!(asked_by, headers.tuple.daddr, "an error about another address");
     }
 
+    /// The policy of a packet of a pod.
+    fn policy_of(&self, headers: &Headers) -> Option<u32> {
+        let pod = self.maps.pods.borrow().get(&headers.tuple.saddr).copied();
+        pod.and_then(|pod| policy_of(&pod, &headers.tuple.daddr, &self.maps))
+    }
+
     /// An address outside of the cluster.
     fn is_world(&self, addr: &Addr) -> bool {
         self.maps.prefix(addr).is_none() && self.maps.node(addr).is_none()
@@ -57,8 +62,7 @@ impl ModelNode {
     /// A selected pod's packet to the world is left to the stack by these rules only.
     pub(super) fn judge_stack(&self, headers: &Headers, outcome: &PacketOutcome) {
         let PacketOutcome::Passed(verdict, ..) = outcome else { return };
-        let selected = self.maps.pods.borrow().get(&headers.tuple.saddr).is_some_and(|pod| pod.egress_id().is_some());
-        if selected && self.is_world(&headers.tuple.daddr) {
+        if self.policy_of(headers).is_some() && self.is_world(&headers.tuple.daddr) {
             let allowed = [
                 Verdict::InboundReply,
                 Verdict::NodeAddress,
@@ -97,9 +101,8 @@ impl ModelNode {
         assert!(*verdict != Verdict::InboundReply || is_known, "an unsolicited answer: {headers:?}");
         let is_called =
             headers.l4 == L4::IcmpError || to_pod::may_be_called(&headers.tuple, &self.maps, &self.config());
-        let is_selected = self.maps.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
+        let is_selected = self.policy_of(headers).is_some();
         assert!(*verdict != Verdict::InboundReply || is_called || !is_selected, "nothing exposes it: {headers:?}");
-        let selected = self.maps.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
-        assert!(!selected || *verdict != Verdict::NotSelected, "{headers:?}");
+        assert!(!is_selected || *verdict != Verdict::NotSelected, "{headers:?}");
     }
 }

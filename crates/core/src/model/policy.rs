@@ -11,6 +11,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use crate::model::node::Node;
 use crate::model::selector::Selector;
 
@@ -147,10 +149,40 @@ pub struct Selects {
 }
 
 /// The outside destinations that a policy applies to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Destinations {
     #[default]
     All,
+    Prefixes(Arc<DestinationPrefixes>),
+}
+
+impl Destinations {
+    /// Whether some destination of this family is among them.
+    pub fn has_family(&self, family: Family) -> bool {
+        match self {
+            Self::All => true,
+            Self::Prefixes(prefixes) => {
+                prefixes.entries().any(|(net, applies)| *applies && family_of(net.addr()) == family)
+            }
+        }
+    }
+}
+
+/// Prefixes that a policy applies to, and excluded ones. Of a destination the longest counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DestinationPrefixes(BTreeMap<IpNet, bool>);
+
+impl DestinationPrefixes {
+    /// A prefix that is both is excluded.
+    pub fn new(included: impl IntoIterator<Item = IpNet>, excluded: impl IntoIterator<Item = IpNet>) -> Self {
+        let included = included.into_iter().map(|net| (net.trunc(), true));
+        Self(included.chain(excluded.into_iter().map(|net| (net.trunc(), false))).collect())
+    }
+
+    /// Each with whether the policy applies to it.
+    pub fn entries(&self) -> impl Iterator<Item = (&IpNet, &bool)> {
+        self.0.iter()
+    }
 }
 
 /// A routing table of the nodes that packets follow (`spec.network` of an EgressService).

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 pub use egress_common::abi::{Family, HandoverStage, OnUnknownPod, PrefixKind, WhenEmpty};
 use ipnet::IpNet;
@@ -83,7 +84,143 @@ pub struct TunnelEndpoint(pub IpAddr);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodState {
     Known,
+    /// By one policy, for every destination.
     Selected(EgressId),
+    /// By policies of which each has its destinations.
+    ByDestination(PodClass),
+}
+
+impl PodState {
+    pub const fn is_selected(self) -> bool {
+        match self {
+            Self::Known => false,
+            Self::Selected(_) | Self::ByDestination(_) => true,
+        }
+    }
+}
+
+/// A number for the pods of this node that the same policies select, where the policy depends on the destination. On one
+/// node a number means the same [`ClassPolicies`] as long as it is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodClass(pub u32);
+
+/// The policy of each destination of one family: the longest prefix counts, and `None` is no policy. All destinations are
+/// covered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClassPolicies(BTreeMap<IpNet, Option<EgressId>>);
+
+impl ClassPolicies {
+    pub const fn new(policies: BTreeMap<IpNet, Option<EgressId>>) -> Self {
+        Self(policies)
+    }
+
+    pub fn entries(&self) -> impl Iterator<Item = (&IpNet, &Option<EgressId>)> {
+        self.0.iter()
+    }
+
+    /// Each policy once.
+    pub fn ids(&self) -> BTreeSet<EgressId> {
+        self.0.values().filter_map(|id| *id).collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What applies to every destination alike, if that is so.
+    pub fn sole(&self) -> Option<Option<EgressId>> {
+        let mut all = self.0.values();
+        all.next().copied().filter(|_| all.next().is_none())
+    }
+
+    /// The entry with the longest prefix that contains these destinations.
+    fn longest(&self, to: IpNet) -> Option<Option<EgressId>> {
+        let prefix = |length| IpNet::new(to.addr(), length).ok().map(|net| net.trunc());
+        (0..=to.prefix_len()).rev().find_map(|length| self.0.get(&prefix(length)?).copied())
+    }
+}
+
+/// Flows of a pod, by their policies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostFlows {
+    pub of: BTreeSet<EgressId>,
+    /// Flows stay whose destinations have the same policy here.
+    pub keeps: Option<Arc<ClassPolicies>>,
+}
+
+impl LostFlows {
+    /// All of one policy.
+    pub fn of_policy(id: EgressId) -> Self {
+        Self { of: [id].into(), keeps: None }
+    }
+
+    /// Whether a flow of this policy to this destination is among them.
+    pub fn contains(&self, id: EgressId, to: IpAddr) -> bool {
+        let stays = || self.keeps.as_ref().is_some_and(|policies| policies.longest(to.into()) == Some(Some(id)));
+        self.of.contains(&id) && !stays()
+    }
+}
+
+/// The policies that apply to a pod's flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodPolicies {
+    None,
+    One(EgressId),
+    ByDestination(Arc<ClassPolicies>),
+}
+
+impl PodPolicies {
+    /// The policy of a destination.
+    pub fn of(&self, to: IpAddr) -> Option<EgressId> {
+        match self {
+            Self::None => None,
+            Self::One(id) => Some(*id),
+            // Without an entry, the programs drop.
+            Self::ByDestination(policies) => policies.longest(to.into()).unwrap_or(Some(NOT_NUMBERED)),
+        }
+    }
+
+    /// Each policy once; none without an ID.
+    pub fn ids(&self) -> BTreeSet<EgressId> {
+        let mut ids = match self {
+            Self::None => BTreeSet::new(),
+            Self::One(id) => [*id].into(),
+            Self::ByDestination(policies) => policies.ids(),
+        };
+        ids.remove(&NOT_NUMBERED);
+        ids
+    }
+
+    /// The flows that end when the pod gets other policies.
+    pub fn lost_with(&self, now: &Self) -> LostFlows {
+        let of: BTreeSet<EgressId> = self.ids().into_iter().filter(|id| self.may_lose(*id, now)).collect();
+        let keeps = match now {
+            Self::ByDestination(policies) if !policies.ids().is_disjoint(&of) => Some(Arc::clone(policies)),
+            Self::None | Self::One(_) | Self::ByDestination(_) => None,
+        };
+        LostFlows { of, keeps }
+    }
+
+    /// Whether destinations that have this policy here may have another one, or none, there: exact, but for prefixes that
+    /// others cover whole.
+    fn may_lose(&self, id: EgressId, there: &Self) -> bool {
+        let Self::ByDestination(theirs) = there else { return *there != Self::One(id) };
+        let differs = |other: &Option<EgressId>| *other != Some(id);
+        match self {
+            Self::None => false,
+            Self::One(_) => theirs.entries().any(|(_, other)| differs(other)),
+            Self::ByDestination(own) => own.entries().filter(|(_, one)| **one == Some(id)).any(|(net, _)| {
+                // What is there for the prefix as a whole, and what for parts of it that have this policy here.
+                let mut within = theirs.entries().filter(|(part, _)| net.contains(*part));
+                theirs.longest(*net).is_none_or(|other| differs(&other))
+                    || within.any(|(part, other)| differs(other) && own.longest(*part) == Some(Some(id)))
+            }),
+        }
+    }
 }
 
 /// Identifies the pod that has an address, to tell it from another pod with the same address and selection: a hash of
@@ -176,6 +313,8 @@ pub struct KernelState {
     pub owners: BTreeMap<IpAddr, PodOwner>,
     /// Ports by which pods are reached from outside; no entry for a pod without such ports.
     pub exposed: BTreeMap<IpAddr, BTreeSet<PodPort>>,
+    /// The classes of pods whose policy depends on the destination.
+    pub classes: BTreeMap<PodClass, Arc<ClassPolicies>>,
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: AddressByPolicy,
@@ -210,16 +349,45 @@ impl HandoverState {
 }
 
 impl KernelState {
-    /// Whether a flow of this object may keep this address. Only the node of a pod knows which object selects it
-    /// (`None` is a pod of another node). That node may send before this node's own policy is written, or after it is
-    /// removed, so owning the address is enough.
-    pub fn permits(&self, pod: Option<IpAddr>, id: EgressId, address: IpAddr) -> bool {
+    /// The policies of the pod with this address. A class that is missing applies to no destination.
+    pub fn policies_of(&self, pod: IpAddr) -> PodPolicies {
+        match self.pods.get(&pod) {
+            None | Some(PodState::Known) => PodPolicies::None,
+            Some(PodState::Selected(id)) => PodPolicies::One(*id),
+            Some(PodState::ByDestination(class)) => {
+                PodPolicies::ByDestination(self.classes.get(class).cloned().unwrap_or_default())
+            }
+        }
+    }
+
+    /// Whether a flow of this object may keep this address. Only the node of a pod knows which object selects it, for the
+    /// destination (`None` is a pod of another node). That node may send before this node's own policy is written, or after
+    /// it is removed, so owning the address is enough.
+    pub fn permits(&self, pod: Option<(IpAddr, IpAddr)>, id: EgressId, address: IpAddr) -> bool {
         let policy = self.policy.get(&(id, family_of(address)));
         let is_listed = policy.is_some_and(|policy| policy.addresses().any(|one| one == address));
         match pod {
-            Some(pod) => is_listed && self.pods.get(&pod) == Some(&PodState::Selected(id)),
+            Some((pod, to)) => is_listed && self.policies_of(pod).of(to) == Some(id),
             None => is_listed || self.owned.get(&id) == Some(&address),
         }
+    }
+
+    /// Removes classes that no pod has.
+    pub fn drop_unused_classes(&mut self) {
+        if self.classes.is_empty() {
+            return;
+        }
+        let used = self.used_classes();
+        self.classes.retain(|class, _| used.contains(class));
+    }
+
+    /// The classes that pods have.
+    pub fn used_classes(&self) -> BTreeSet<PodClass> {
+        let class = |pod: &PodState| match pod {
+            PodState::ByDestination(class) => Some(*class),
+            PodState::Known | PodState::Selected(_) => None,
+        };
+        self.pods.values().filter_map(class).collect()
     }
 
     /// Whether this node owns the address that the policy should have here, in the way that it should.
@@ -274,6 +442,12 @@ impl KernelState {
             Action::EndHandover(id, _) => {
                 self.handovers.remove(id);
             }
+            Action::PutClass(class, policies) => {
+                self.classes.insert(*class, Arc::clone(policies));
+            }
+            Action::RemoveClass(class) => {
+                self.classes.remove(class);
+            }
             Action::PutPolicy(id, family, policy) => {
                 self.policy.insert((*id, *family), policy.clone());
             }
@@ -325,6 +499,10 @@ pub enum Action {
     EndHandover(EgressId, IpAddr),
     PutPolicy(EgressId, Family, Policy),
     RemovePolicy(EgressId, Family),
+    /// Write a class that no pod has yet.
+    PutClass(PodClass, Arc<ClassPolicies>),
+    /// Remove a class that no pod has any more.
+    RemoveClass(PodClass),
     PutPod(IpAddr, PodState),
     RemovePod(IpAddr),
     /// Record which pod has the address.
@@ -337,8 +515,8 @@ pub enum Action {
     CutPod(IpAddr),
     /// Cut the flows and NAT entries of these addresses, which the object has lost.
     CutFlows(EgressId, BTreeSet<IpAddr>),
-    /// Cut the flows of a pod that this object no longer selects.
-    CutPodFlows(IpAddr, EgressId),
+    /// Cut flows of a pod that its policies have lost.
+    CutPodFlows(IpAddr, LostFlows),
     /// Cut every flow that the kernel's own state does not permit: an earlier agent may have been killed, or have
     /// failed, before it cut them.
     CutOrphans,
@@ -361,6 +539,8 @@ impl Action {
             | Self::EndHandover(..)
             | Self::PutPolicy(..)
             | Self::RemovePolicy(..)
+            | Self::PutClass(..)
+            | Self::RemoveClass(_)
             | Self::PutPod(..)
             | Self::RemovePod(_)
             | Self::PutOwner(..)

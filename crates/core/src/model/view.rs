@@ -15,6 +15,7 @@ use crate::model::node::Node;
 use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
 use crate::model::services::{Service, ServiceKey, Services};
 use crate::model::state::{EgressId, Family, family_of};
+use crate::selection::classes::ClassNumbers;
 
 pub type Labels = BTreeMap<String, String>;
 
@@ -172,22 +173,19 @@ pub struct ClusterView {
     pub pods: BTreeMap<PodKey, Pod>,
     pub nodes: BTreeMap<String, Arc<Node>>,
     pub services: Services,
-    /// The policy that served each pod (by UID), in each family, at the last compilation; at the start of the agent, as
+    /// The policies that served each pod (by UID), in each family, at the last compilation; at the start of the agent, as
     /// the kernel has it. It replaces selectors that are unreadable now, and keeps pods with a policy that has lost its addresses.
     pub remembered: BTreeMap<(String, Family), Remembered>,
+    /// The numbers of classes that pods had at the last compilation.
+    pub classes: ClassNumbers,
     /// Addresses of selected pods that are gone, the latest last. Packets from there are dropped until another pod has
     /// the address, since a pod may be deleted before its processes end.
     pub departed: VecDeque<IpAddr>,
     pub attachments: Attachments,
 }
 
-/// The policy that served a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remembered {
-    pub id: EgressId,
-    /// It had an address then, or has lost it while it served the pod.
-    pub had_address: bool,
-}
+/// The policies that served a pod, each with whether it had an address then, or has lost it while it served the pod.
+pub type Remembered = BTreeMap<EgressId, bool>;
 
 /// Addresses that the node's CNI plugin chain reported, by pod UID: the latest report on each address counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

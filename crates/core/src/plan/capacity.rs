@@ -119,8 +119,9 @@ pub fn spare_policies(desired: &mut KernelState, actual: &KernelState) {
     for state in [&*desired, actual] {
         asked.extend(state.pods.values().filter_map(|pod| match pod {
             PodState::Selected(id) => Some(*id),
-            PodState::Known => None,
+            PodState::Known | PodState::ByDestination(_) => None,
         }));
+        asked.extend(state.classes.values().flat_map(|policies| policies.ids()));
         asked.extend(state.owned.keys().chain(state.handovers.keys()));
     }
     desired.policy.retain(|key, _| asked.contains(&key.0) || actual.policy.contains_key(key));

@@ -10,7 +10,7 @@ use crate::model::policy::PolicyKey;
 use crate::model::reserved::Reservations;
 use crate::model::services::ServiceKey;
 use crate::model::settings::NodeSettings;
-use crate::model::state::{KernelState, PodOwner, PodState};
+use crate::model::state::{KernelState, PodOwner};
 use crate::model::view::{Addresses, Attach, Change, ClusterView, PodKey, Touched, Update};
 use crate::networks::{RoutedNetworks, networks};
 use crate::plan::capacity::ServiceRoom;
@@ -72,11 +72,11 @@ impl Compiler {
     }
 
     /// Records the first observation of the kernel; later calls change nothing.
-    pub fn remember(&mut self, pods: &BTreeMap<IpAddr, PodState>) {
+    pub fn remember(&mut self, kernel: &KernelState) {
         let own = self.view.nodes.get(&self.settings.node_name);
         if let (None, Some(own)) = (&self.desired, own) {
             let network = PodAddressSpace::new(own, &self.settings.service_cidrs);
-            self.view.recall(&network, pods);
+            self.view.recall(&network, kernel);
         }
     }
 
@@ -124,17 +124,23 @@ impl Compiler {
                 }
                 for address in pods.iter() {
                     put_pod(&self.view, &mut self.selection, desired, &mut self.refused, *address);
-                    self.view.remember_one(self.selection.network(), *address, desired.pods.get(address));
+                    self.view.remember_one(self.selection.network(), *address, desired);
                 }
+                desired.drop_unused_classes();
+                self.selection.forget_surplus_classes(desired);
             }
-            (Touched::Everything, _) | (_, None) => {
+            (Touched::Everything, former) | (_, former @ None) => {
+                if former.is_some() {
+                    self.view.classes = self.selection.class_numbers().clone();
+                }
                 let Some(Desired { state, selection, refused, room, beyond }) = desired(&self.view, &self.settings)
                 else {
                     self.touched = Touched::Everything;
                     return None;
                 };
-                self.view.remember(selection.network(), &state.pods);
+                self.view.remember(selection.network(), &state);
                 (self.selection, self.refused, self.room, self.beyond) = (selection, refused, room, beyond);
+                self.selection.forget_classes(&state);
                 self.desired = Some(state);
                 return self.desired.as_ref().map(|desired| (desired, Touched::Everything));
             }

@@ -10,10 +10,10 @@
 //! 4. addresses are added that no other object has to give up (the gateway's side before the policy);
 //! 5. addresses that block another claim are removed: from the policy first, then the claim, then its flows;
 //! 6. the claims that waited for these are added;
-//! 7. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
-//!    and the flows of lost addresses are cut;
+//! 7. new classes of pods are written; pods that leave an object whose policy grows are parked, then policies change, those
+//!    that lose an address first, and the flows of lost addresses are cut;
 //! 8. finished hand-overs end;
-//! 9. pods and ports of Services change, and old flows of the pods are cut;
+//! 9. pods and ports of Services change, and old flows of the pods are cut; classes that no pod has are removed;
 //! 10. policies are removed, then the remaining addresses (the policy before the gateway's side), and flows that other
 //!     nodes sent by these until then are cut;
 //! 11. prefixes are removed, the shortest first, then node addresses;
@@ -35,13 +35,14 @@ pub mod refusal;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use egress_common::abi::MAX_SLOTS;
 use ipnet::IpNet;
 
 use crate::model::state::{
-    Action, EgressId, Family, HandoverStage, KernelState, NOT_NUMBERED, OnUnknownPod, Place, PodState, Policy, Slot,
-    WhenEmpty, family_of,
+    Action, EgressId, Family, HandoverStage, KernelState, NOT_NUMBERED, OnUnknownPod, Place, PodClass, PodState,
+    Policy, Slot, WhenEmpty, family_of,
 };
 use crate::model::view::Addresses;
 
@@ -56,12 +57,14 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.own_free();
     plan.disown_blocking();
     plan.own_rest();
+    plan.put_classes();
     plan.park_pods();
     plan.put_policies();
     plan.end_handovers();
     let pods = actual.pods.keys().chain(desired.pods.keys());
     let exposed = actual.exposed.keys().chain(desired.exposed.keys());
     plan.change_pods(pods.chain(exposed).copied().collect::<BTreeSet<_>>());
+    plan.remove_classes();
     plan.remove_policies();
     plan.disown_rest();
     plan.remove_places();
@@ -106,25 +109,32 @@ pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &A
     let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
     let ports = addresses.services.iter().flat_map(|address| change_exposed(actual, desired, *address));
     let policies = missing_policies(actual, desired, &addresses.pods);
-    let mut parted =
-        Disconnected { at_once: services.chain(ports).chain(policies).collect(), ..Disconnected::default() };
+    let before = services.chain(ports).chain(policies).chain(new_classes(actual, desired));
+    let mut parted = Disconnected { at_once: before.collect(), ..Disconnected::default() };
     for address in &addresses.pods {
         parted.enter(*address, change_pod(actual, desired, *address));
     }
+    // A pod leaves a class at once, also where its flows are cut later.
+    parted.at_once.extend(unused_classes(actual, desired));
     parted
+}
+
+fn new_classes(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
+    let differs = |class: &PodClass| actual.classes.get(class) != desired.classes.get(class);
+    let new = desired.classes.iter().filter(|(class, _)| differs(class));
+    new.map(|(class, policies)| Action::PutClass(*class, Arc::clone(policies))).collect()
+}
+
+fn unused_classes(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
+    let unused = actual.classes.keys().filter(|class| !desired.classes.contains_key(class));
+    unused.map(|class| Action::RemoveClass(*class)).collect()
 }
 
 /// Policies of objects that have no pod here yet, before that pod. If the object has an address here, the whole plan
 /// adds them.
 fn missing_policies(actual: &KernelState, desired: &KernelState, pods: &BTreeSet<IpAddr>) -> Vec<Action> {
-    let selecting: BTreeSet<EgressId> = pods
-        .iter()
-        .filter_map(|address| match desired.pods.get(address)? {
-            PodState::Selected(id) => Some(*id),
-            PodState::Known => None,
-        })
-        .filter(|id| !desired.owned.contains_key(id))
-        .collect();
+    let selecting = pods.iter().flat_map(|address| desired.policies_of(*address).ids());
+    let selecting: BTreeSet<EgressId> = selecting.filter(|id| !desired.owned.contains_key(id)).collect();
     let keys = selecting.into_iter().flat_map(|id| [Family::V4, Family::V6].map(|family| (id, family)));
     let missing = keys.filter(|key| !actual.policy.contains_key(key));
     missing.filter_map(|key| Some(Action::PutPolicy(key.0, key.1, desired.policy.get(&key)?.clone()))).collect()
@@ -166,10 +176,10 @@ fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> V
     match old {
         _ if is_handed_over => actions.push(Action::CutPod(address)),
         Some(_) if is_departed && old != Some(new) => actions.push(Action::CutPod(address)),
-        Some(PodState::Selected(id)) if old != Some(new) && *id != NOT_NUMBERED => {
-            actions.push(Action::CutPodFlows(address, *id));
+        _ => {
+            let lost = actual.policies_of(address).lost_with(&desired.policies_of(address));
+            actions.extend((!lost.of.is_empty()).then_some(Action::CutPodFlows(address, lost)));
         }
-        _ => {}
     }
     // Last, so that a failed cut becomes due again.
     if let Some(owner) = has.filter(|_| had != has) {
@@ -182,7 +192,7 @@ fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> V
 /// Until then it is parked, so that it begins no flow after the cut.
 fn forget_pod(address: IpAddr, old: PodState) -> Vec<Action> {
     let parked = PodState::Selected(NOT_NUMBERED);
-    let parks = matches!(old, PodState::Selected(_)) && old != parked;
+    let parks = old.is_selected() && old != parked;
     let park = parks.then_some(Action::PutPod(address, parked));
     park.into_iter().chain([Action::CutPod(address), Action::RemovePod(address)]).collect()
 }
@@ -376,10 +386,14 @@ impl Planner<'_> {
         let growing: BTreeSet<EgressId> = self.desired.policy.keys().map(|(id, _)| *id).filter(grows).collect();
         let mut parted = Disconnected::default();
         for (address, pod) in &self.actual.pods {
-            let PodState::Selected(id) = pod else { continue };
-            if self.desired.pods.get(address) != Some(pod) && growing.contains(id) {
+            if self.desired.pods.get(address) == Some(pod) {
+                continue;
+            }
+            let (had, has) = (self.actual.policies_of(*address), self.desired.policies_of(*address));
+            let lost = had.lost_with(&has);
+            if !lost.of.is_disjoint(&growing) {
                 let park = Action::PutPod(*address, PodState::Selected(NOT_NUMBERED));
-                parted.enter(*address, vec![park, Action::CutPodFlows(*address, *id)]);
+                parted.enter(*address, vec![park, Action::CutPodFlows(*address, lost)]);
             }
         }
         parted.into_actions().for_each(|action| self.push(action));
@@ -389,10 +403,10 @@ impl Planner<'_> {
     /// although a pod joins its ID.
     fn put_policies(&mut self) {
         let desired = self.desired;
-        let joined: BTreeSet<&PodState> = desired.pods.values().collect();
+        let joined: BTreeSet<EgressId> = desired.pods.keys().flat_map(|pod| desired.policies_of(*pod).ids()).collect();
         let wanted: BTreeSet<IpAddr> = desired.policy.values().flat_map(served).collect();
         for (id, family) in self.actual.policy.keys() {
-            let goes = !desired.policy.contains_key(&(*id, *family)) && joined.contains(&PodState::Selected(*id));
+            let goes = !desired.policy.contains_key(&(*id, *family)) && joined.contains(id);
             if goes || !self.lost(*id, *family).is_disjoint(&wanted) {
                 self.shrink(*id, *family, None);
                 self.cut_lost(*id, *family);
@@ -412,6 +426,14 @@ impl Planner<'_> {
             parted.enter(address, change_pod(&self.state, self.desired, address));
         }
         parted.into_actions().for_each(|action| self.push(action));
+    }
+
+    fn put_classes(&mut self) {
+        new_classes(&self.state, self.desired).into_iter().for_each(|action| self.push(action));
+    }
+
+    fn remove_classes(&mut self) {
+        unused_classes(&self.state, self.desired).into_iter().for_each(|action| self.push(action));
     }
 
     fn remove_policies(&mut self) {

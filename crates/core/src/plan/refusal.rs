@@ -7,6 +7,7 @@
 //! |---|---|
 //! | a pod, new or changed | it is unknown, and unknown pods are dropped while a selected one is among them |
 //! | a policy, new or changed | its pods are dropped (`no_policy`) |
+//! | a class of pods | the packets of its pods are dropped (`no_policy`) |
 //! | a claim | its slot is withheld from the policy, and its flows wait ([`crate::ownership::node_ownership::withhold`]) |
 //! | a hand-over | the address moves without it: packets in between are dropped |
 //! | a port by which a pod is reached from outside | datagrams for it count as the pod's own traffic |
@@ -22,7 +23,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::state::{Action, EgressId, Family, KernelState, OnUnknownPod, PodPort, PodState};
+use crate::model::state::{Action, EgressId, Family, KernelState, OnUnknownPod, PodClass, PodPort};
 
 /// An entry that one action writes and the kernel may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +32,7 @@ pub enum KernelEntry {
     Owner(IpAddr),
     Exposed(IpAddr, PodPort),
     Policy(EgressId, Family),
+    Class(PodClass),
     Claim(EgressId),
     Moving(EgressId),
     Prefix(IpNet),
@@ -40,7 +42,7 @@ pub enum KernelEntry {
 }
 
 /// The maps that may refuse an entry of a plan.
-pub const MAPS: [&str; 7] = ["pods", "exposed", "policy", "owned", "handovers", "cluster", "nodes"];
+pub const MAPS: [&str; 8] = ["pods", "exposed", "policy", "classes", "owned", "handovers", "cluster", "nodes"];
 
 impl KernelEntry {
     /// The entry that the action writes. `None` for removals and cuts, which fail only if the kernel fails.
@@ -51,6 +53,7 @@ impl KernelEntry {
             Action::PutOwner(address, _) => Self::Owner(*address),
             Action::Expose(address, port) => Self::Exposed(*address, *port),
             Action::PutPolicy(id, family, _) => Self::Policy(*id, *family),
+            Action::PutClass(class, _) => Self::Class(*class),
             Action::Own(id, _) | Action::Share(id, _) => Self::Claim(*id),
             Action::PutHandover(id, _) => Self::Moving(*id),
             Action::PutPrefix(prefix, _) => Self::Prefix(*prefix),
@@ -60,6 +63,7 @@ impl KernelEntry {
             | Action::Disown(..)
             | Action::EndHandover(..)
             | Action::RemovePolicy(..)
+            | Action::RemoveClass(_)
             | Action::RemovePod(_)
             | Action::Conceal(..)
             | Action::CutPod(_)
@@ -75,6 +79,7 @@ impl KernelEntry {
             Self::Pod(_) | Self::Owner(_) => "pods",
             Self::Exposed(..) => "exposed",
             Self::Policy(..) => "policy",
+            Self::Class(_) => "classes",
             Self::Claim(_) => "owned",
             Self::Moving(_) => "handovers",
             Self::Prefix(_) => "cluster",
@@ -93,6 +98,7 @@ impl KernelEntry {
                 has(one) == has(other)
             }
             Self::Policy(id, family) => one.policy.get(&(*id, *family)) == other.policy.get(&(*id, *family)),
+            Self::Class(class) => one.classes.get(class) == other.classes.get(class),
             Self::Claim(id) => {
                 !one.owned.contains_key(id) && !other.owned.contains_key(id) || one.has_claim(*id, other)
             }
@@ -113,6 +119,7 @@ impl fmt::Display for KernelEntry {
                 write!(f, "port {} of pod address {address} (protocol {})", port.number, port.protocol)
             }
             Self::Policy(id, family) => write!(f, "the addresses of egress ID {} ({family:?})", id.0),
+            Self::Class(class) => write!(f, "the destinations of pods of class {}", class.0),
             Self::Claim(id) => write!(f, "the claim of egress ID {}", id.0),
             Self::Moving(id) => write!(f, "the hand-over of egress ID {}", id.0),
             Self::Prefix(prefix) => write!(f, "prefix {prefix}"),
@@ -127,7 +134,7 @@ impl fmt::Display for KernelEntry {
 pub fn instead(state: &KernelState, refused: &Action) -> Vec<Action> {
     match refused {
         Action::PutPod(address, pod) => {
-            let leaks = matches!(pod, PodState::Selected(_)) && state.on_unknown_pod != Some(OnUnknownPod::Drop);
+            let leaks = pod.is_selected() && state.on_unknown_pod != Some(OnUnknownPod::Drop);
             let drop = leaks.then_some(Action::SetUnknownPods(OnUnknownPod::Drop));
             let goes =
                 state.pods.contains_key(address).then_some([Action::RemovePod(*address), Action::CutPod(*address)]);
@@ -148,7 +155,7 @@ pub fn instead(state: &KernelState, refused: &Action) -> Vec<Action> {
 pub fn waits<'a>(state: &KernelState, mut refused: impl Iterator<Item = &'a Action>, action: &Action) -> bool {
     match action {
         Action::SetUnknownPods(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed) => {
-            refused.any(|action| matches!(action, Action::PutPod(_, PodState::Selected(_))))
+            refused.any(|action| matches!(action, Action::PutPod(_, pod) if pod.is_selected()))
         }
         // A missing entry has no owner.
         Action::PutOwner(address, _) => !state.pods.contains_key(address),

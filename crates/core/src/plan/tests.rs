@@ -7,7 +7,7 @@ use egress_common::random::Random;
 use super::reference::*;
 use super::*;
 use crate::model::samples::ip;
-use crate::model::state::{HandoverState, PodOwner, PodPort, TunnelEndpoint};
+use crate::model::state::{HandoverState, LostFlows, PodOwner, PodPort, TunnelEndpoint};
 
 fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
     let actions = plan(old, new);
@@ -20,22 +20,27 @@ fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
             let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| p.addresses());
             assert!(!{ still }.any(|a| addresses.contains(&a)), "cut while it is still routed");
         }
-        if let Action::CutPodFlows(pod, id) = action {
-            assert_ne!(now.pods.get(pod), Some(&PodState::Selected(*id)), "cut while it is still selected");
-            cut_pods.insert((*pod, *id));
+        if let Action::CutPodFlows(pod, lost) = action {
+            for (id, to) in lost.of.iter().flat_map(|id| OUTSIDE.map(|to| (*id, ip(to)))) {
+                if lost.contains(id, to) && to.is_ipv4() == pod.is_ipv4() {
+                    assert_ne!(now.policies_of(*pod).of(to), Some(id), "cut while it is still selected");
+                    cut_pods.insert((*pod, id, to));
+                }
+            }
         }
         if let Action::CutPod(pod) = action {
             gone.insert(*pod);
         }
         check(old, &now, new);
+        assert!(now.used_classes().iter().all(|class| now.classes.contains_key(class)), "a pod's class comes first");
     }
     assert_eq!(&now, new, "the plan leads elsewhere");
-    for (pod, state) in &old.pods {
-        if let PodState::Selected(id) = state
-            && *id != NOT_NUMBERED
-            && new.pods.get(pod) != Some(state)
-        {
-            assert!(cut_pods.contains(&(*pod, *id)) || gone.contains(pod), "{pod} keeps the flows of {id:?}");
+    for pod in old.pods.keys() {
+        for to in OUTSIDE.map(ip).into_iter().filter(|to| to.is_ipv4() == pod.is_ipv4()) {
+            let (had, has) = (old.policies_of(*pod).of(to), new.policies_of(*pod).of(to));
+            if let Some(id) = had.filter(|id| *id != NOT_NUMBERED && has != had) {
+                assert!(cut_pods.contains(&(*pod, id, to)) || gone.contains(pod), "{pod} keeps its flow to {to}");
+            }
         }
         let owners = (old.owners.get(pod), new.owners.get(pod));
         let is_gone = !new.pods.contains_key(pod) || matches!(owners, (Some(old), Some(new)) if old != new);
@@ -113,7 +118,7 @@ fn a_claim_permits_what_other_nodes_send_by_it() {
     let pods = BTreeMap::from([(pod, PodState::Selected(id))]);
     let claimed = KernelState { pods, owned: BTreeMap::from([(id, address)]), ..KernelState::default() };
     assert!(claimed.permits(None, id, address), "whose policy lists it");
-    assert!(!claimed.permits(Some(pod), id, address), "this node's does not");
+    assert!(!claimed.permits(Some((pod, ip(OUTSIDE[0]))), id, address), "this node's does not");
     assert!(!claimed.permits(None, EgressId(2), address) && !claimed.permits(None, id, ip("172.18.0.101")));
     let released = KernelState { owned: BTreeMap::new(), ..claimed };
     assert!(!released.permits(None, id, address), "neither stands");
@@ -320,7 +325,7 @@ fn a_pod_that_goes_or_passes_its_address_on_leaves_no_state() {
         (
             with(selected, "b"),
             with(PodState::Known, "b"),
-            vec![Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, id)],
+            vec![Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, LostFlows::of_policy(id))],
         ),
         (with(PodState::Known, "a"), KernelState::default(), vec![Action::CutPod(address), Action::RemovePod(address)]),
         (

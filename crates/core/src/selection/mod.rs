@@ -1,25 +1,31 @@
 //! Which policy serves which pod.
 //!
-//! Of several policies that select a pod the oldest serves it, then the first by name. The others are standby, and an
-//! event reports that. A policy without an assigned address takes no pod from one that has some, unless it already
+//! Of several policies that select a pod, the one with the longest prefix of the destination serves it; of equal ones, as
+//! of those that apply to every destination, the first by rank: by kind, age, name. The others are standby, and an event
+//! reports that. Among equal prefixes, a policy without an assigned address takes no pod from one that has some, unless it already
 //! serves the pod: so an older policy with a typing error costs younger ones nothing, and one whose node is away keeps
 //! its pods, whose connections continue when the node returns.
 //!
 //! A pod has addresses of both families, and a policy an egress ID of each, so the question is asked for each family.
 
+pub mod classes;
 pub mod pod_addresses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::model::policy::{EgressPolicy, Policies, PolicyKey};
-use crate::model::state::{EgressId, EgressIds, Family, NOT_NUMBERED, PodState, family_of};
+use crate::model::policy::{Destinations, EgressPolicy, Policies, PolicyKey};
+use crate::model::state::{ClassPolicies, EgressId, EgressIds, Family, KernelState, NOT_NUMBERED, PodState, family_of};
 use crate::model::view::{ClusterView, Pod, PodKey, Remembered};
+use crate::selection::classes::{Candidate, ClassNumbers, ClassTable};
 use crate::selection::pod_addresses::PodAddressSpace;
 
 /// The oldest standby policies reported for one pod. Authors of policies decide how many select it.
 pub const MOST_STANDBY: usize = 16;
+
+/// Sets of policies whose common destinations are kept.
+const MOST_TABLES: usize = 1024;
 
 /// A policy that selects a pod which an older one serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +44,7 @@ pub fn egress_ids(policies: &Policies) -> BTreeMap<PolicyKey, EgressIds> {
     all.filter(|(_, ids)| *ids != EgressIds::NONE).collect()
 }
 
-/// Oldest first, then by name.
+/// By kind, oldest first, then by name.
 pub fn by_rank<'a>(policies: impl IntoIterator<Item = &'a Arc<EgressPolicy>>) -> Vec<&'a Arc<EgressPolicy>> {
     let mut policies: Vec<_> = policies.into_iter().collect();
     policies.sort_by(|a, b| a.rank().cmp(&b.rank()));
@@ -52,11 +58,42 @@ pub struct Selection {
     ids: BTreeMap<PolicyKey, EgressIds>,
     /// The policies that select a namespace, by rank; only namespaces that have pods here.
     by_namespace: BTreeMap<String, Vec<Arc<EgressPolicy>>>,
+    /// What the policies of a pod come to, in their order, where one of them has destinations.
+    tables: BTreeMap<(Family, Vec<PolicyKey>), Arc<SelectedClass>>,
+    numbers: ClassNumbers,
+}
+
+/// The state of pods with these policies, the class if it is one, and the policies that do not apply.
+#[derive(Debug)]
+struct SelectedClass {
+    state: PodState,
+    policies: Arc<ClassPolicies>,
+    /// By their indices among the policies; each with the one that applies instead.
+    beaten: BTreeMap<usize, usize>,
 }
 
 impl Selection {
     pub fn new(view: &ClusterView, network: PodAddressSpace) -> Self {
-        Self { network, ids: egress_ids(&view.policies), by_namespace: BTreeMap::new() }
+        let (by_namespace, tables) = (BTreeMap::new(), BTreeMap::new());
+        Self { network, ids: egress_ids(&view.policies), by_namespace, tables, numbers: view.classes.clone() }
+    }
+
+    /// Forgets the numbers of classes that the state does not have.
+    pub fn forget_classes(&mut self, state: &KernelState) {
+        self.numbers.retain(state);
+        self.tables.clear();
+    }
+
+    /// The same, if there are many: the authors of pods decide how many different sets of policies select one.
+    pub fn forget_surplus_classes(&mut self, state: &KernelState) {
+        if self.tables.len() > MOST_TABLES {
+            self.forget_classes(state);
+        }
+    }
+
+    /// The numbers of classes so far.
+    pub fn class_numbers(&self) -> &ClassNumbers {
+        &self.numbers
     }
 
     pub fn network(&self) -> &PodAddressSpace {
@@ -71,13 +108,48 @@ impl Selection {
         self.ids(policy).of(family)
     }
 
-    /// The entry of a pod's address of this family. `None` while the pod's namespace is unknown: an unknown pod.
-    pub fn pod_state(&mut self, view: &ClusterView, (key, pod): (&PodKey, &Pod), family: Family) -> Option<PodState> {
-        let serving = self.selecting(view, (key, pod), family)?.first().map(|policy| policy.key().clone());
-        Some(match serving {
+    /// The entry of a pod's address of this family, with the class if it names one. `None` while the pod's namespace is
+    /// unknown: an unknown pod.
+    pub fn pod_state(
+        &mut self,
+        view: &ClusterView,
+        (key, pod): (&PodKey, &Pod),
+        family: Family,
+    ) -> Option<(PodState, Option<Arc<ClassPolicies>>)> {
+        let selecting = self.selecting(view, (key, pod), family)?;
+        if let Some(class) = self.class_of(&selecting, family) {
+            let policies = matches!(class.state, PodState::ByDestination(_)).then(|| Arc::clone(&class.policies));
+            return Some((class.state, policies));
+        }
+        let state = match selecting.first() {
             None => PodState::Known,
-            Some(policy) => PodState::Selected(self.id(&policy, family).unwrap_or(NOT_NUMBERED)),
-        })
+            Some(policy) => PodState::Selected(self.id(policy.key(), family).unwrap_or(NOT_NUMBERED)),
+        };
+        Some((state, None))
+    }
+
+    /// What these policies come to together. `None` if they apply to every destination: the first serves the pod.
+    fn class_of(&mut self, selecting: &[Arc<EgressPolicy>], family: Family) -> Option<Arc<SelectedClass>> {
+        if selecting.iter().all(|policy| policy.destinations == Destinations::All) {
+            return None;
+        }
+        let keys: Vec<PolicyKey> = selecting.iter().map(|policy| policy.key().clone()).collect();
+        let (ids, numbers) = (&self.ids, &mut self.numbers);
+        let class = self.tables.entry((family, keys)).or_insert_with(|| {
+            let id = |policy: &EgressPolicy| ids.get(policy.key()).and_then(|ids| ids.of(family));
+            let candidates = selecting.iter();
+            let candidates = candidates.map(|one| Candidate { destinations: &one.destinations, id: id(one) });
+            let candidates: Vec<Candidate<'_>> = candidates.collect();
+            let ClassTable { policies, beaten } = classes::table(&candidates, family);
+            let policies = Arc::new(policies);
+            let state = match policies.sole() {
+                Some(None) => PodState::Known,
+                Some(Some(id)) => PodState::Selected(id),
+                None => PodState::ByDestination(numbers.number(Arc::clone(&policies))),
+            };
+            Arc::new(SelectedClass { state, policies, beaten })
+        });
+        Some(Arc::clone(class))
     }
 
     /// The policies that select these pods and do not serve them.
@@ -88,11 +160,14 @@ impl Selection {
             let families: BTreeSet<Family> = self.network.claimed_by(pod).map(family_of).collect();
             for family in families {
                 let selecting = self.selecting(view, (key, pod), family).unwrap_or_default();
-                let Some((serving, others)) = selecting.split_first() else { continue };
-                standby.extend(others.iter().take(MOST_STANDBY).map(|other| Standby {
-                    policy: other.key().clone(),
+                let beaten = match self.class_of(&selecting, family) {
+                    Some(class) => class.beaten.clone(),
+                    None => (1..selecting.len()).map(|index| (index, 0)).collect(),
+                };
+                standby.extend(beaten.into_iter().take(MOST_STANDBY).map(|(index, by)| Standby {
+                    policy: selecting[index].key().clone(),
                     pod: key.clone(),
-                    served_by: serving.key().clone(),
+                    served_by: selecting[by].key().clone(),
                 }));
             }
         }
@@ -113,7 +188,8 @@ impl Selection {
         pods.any(|holder| [Family::V4, Family::V6].into_iter().any(|family| awaits(holder, family)))
     }
 
-    /// The policies that select a pod in this family, the serving one first. `None` while the namespace is unknown.
+    /// The policies that select a pod in this family, by rank, those that can serve it first. `None` while the namespace is
+    /// unknown.
     fn selecting(
         &mut self,
         view: &ClusterView,
@@ -126,19 +202,20 @@ impl Selection {
             by_rank(view.policies.values().filter(selected)).into_iter().cloned().collect()
         });
         let remembered = view.remembered.get(&(pod.uid.clone(), family));
-        let is_id = |policy: &EgressPolicy, id| self.ids.get(policy.key()).and_then(|ids| ids.of(family)) == Some(id);
+        let known = |policy: &EgressPolicy| {
+            let id = self.ids.get(policy.key()).and_then(|ids| ids.of(family))?;
+            remembered?.get(&id).copied()
+        };
         let selected = |policy: &&Arc<EgressPolicy>| match &policy.selects {
+            _ if !policy.destinations.has_family(family) => false,
             Some(selects) => selects.pods.matches(&pod.labels),
             // With unreadable selectors, the policy selects the pods that it selected before.
-            None => remembered.is_some_and(|known| is_id(policy, known.id)),
+            None => known(policy).is_some(),
         };
         let mut selecting: Vec<_> = candidates.iter().filter(selected).cloned().collect();
-        let was_serving =
-            |policy: &EgressPolicy| remembered.is_some_and(|known| known.had_address && is_id(policy, known.id));
-        let serving = selecting.iter().position(|policy| policy.has_assigned() || was_serving(policy));
-        if let Some(serving) = serving {
-            selecting[..=serving].rotate_right(1);
-        }
+        let may_serve = |policy: &EgressPolicy| policy.has_assigned() || known(policy) == Some(true);
+        // Stable: by rank among each.
+        selecting.sort_by_key(|policy| !may_serve(policy));
         Some(selecting)
     }
 }
@@ -147,16 +224,20 @@ impl ClusterView {
     /// Records the pods that the kernel had selected. UIDs are kept, since a later pod with the same address is another
     /// pod. Whether their policies had an address then is unknown: one that lists none had none. An address that no pod
     /// has is that of a pod that was deleted earlier, or while no agent ran.
-    pub fn recall(&mut self, network: &PodAddressSpace, selected: &BTreeMap<IpAddr, PodState>) {
+    pub fn recall(&mut self, network: &PodAddressSpace, kernel: &KernelState) {
+        self.classes = ClassNumbers::of(kernel);
         let mut departed = Vec::new();
-        for (address, state) in selected {
-            let PodState::Selected(id) = state else { continue };
+        for (address, _) in kernel.pods.iter().filter(|(_, state)| state.is_selected()) {
             match network.holder(self, *address) {
                 Some((_, pod)) => {
-                    let uid = pod.uid.clone();
-                    let mut policies = self.policies.values().filter(|policy| policy.published.ids.contains(*id));
-                    let had_address = policies.any(|policy| !policy.addresses().is_empty());
-                    self.remembered.insert((uid, family_of(*address)), Remembered { id: *id, had_address });
+                    let pod = (pod.uid.clone(), family_of(*address));
+                    let lists = |id| {
+                        let mut policies = self.policies.values().filter(|policy| policy.published.ids.contains(id));
+                        policies.any(|policy| !policy.addresses().is_empty())
+                    };
+                    let ids = kernel.policies_of(*address).ids().into_iter();
+                    let known: Remembered = ids.map(|id| (id, lists(id))).collect();
+                    self.remembered.insert(pod, known);
                 }
                 None => departed.push(*address),
             }
@@ -166,18 +247,18 @@ impl ClusterView {
     }
 
     /// Records the selected pods of the whole view.
-    pub fn remember(&mut self, network: &PodAddressSpace, pods: &BTreeMap<IpAddr, PodState>) {
+    pub fn remember(&mut self, network: &PodAddressSpace, state: &KernelState) {
         let alive: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
         self.remembered.retain(|(uid, _), _| alive.contains(uid));
         let policies = self.policies.values().filter(|policy| policy.has_assigned());
         let can_serve: BTreeSet<EgressId> = policies.flat_map(|policy| policy.published.ids.all()).collect();
-        for (address, state) in pods {
-            self.note_state(network, *address, Some(state), |_, id| can_serve.contains(&id));
+        for address in state.pods.keys() {
+            self.note_state(network, *address, state, |_, id| can_serve.contains(&id));
         }
     }
 
     /// Records the current state of one address.
-    pub fn remember_one(&mut self, network: &PodAddressSpace, address: IpAddr, state: Option<&PodState>) {
+    pub fn remember_one(&mut self, network: &PodAddressSpace, address: IpAddr, state: &KernelState) {
         self.note_state(network, address, state, |view, id| {
             view.policies.values().any(|policy| policy.published.ids.contains(id) && policy.has_assigned())
         });
@@ -187,20 +268,24 @@ impl ClusterView {
         &mut self,
         network: &PodAddressSpace,
         address: IpAddr,
-        state: Option<&PodState>,
+        state: &KernelState,
         can_serve: impl Fn(&Self, EgressId) -> bool,
     ) {
         let Some((_, pod)) = network.holder(self, address) else { return };
         let pod = (pod.uid.clone(), family_of(address));
-        match state {
-            // A policy without an ID could not be recognised later.
-            Some(PodState::Selected(NOT_NUMBERED)) | None => {}
-            Some(PodState::Selected(id)) => {
-                let known = self.remembered.get(&pod).is_some_and(|known| known.id == *id && known.had_address);
-                let had_address = known || can_serve(self, *id);
-                self.remembered.insert(pod, Remembered { id: *id, had_address });
-            }
+        match state.pods.get(&address) {
+            None => {}
             Some(PodState::Known) => drop(self.remembered.remove(&pod)),
+            Some(PodState::Selected(_) | PodState::ByDestination(_)) => {
+                let before = self.remembered.get(&pod);
+                let had = |id: &EgressId| before.is_some_and(|known| known.get(id) == Some(&true));
+                let ids = state.policies_of(address).ids().into_iter();
+                let known: Remembered = ids.map(|id| (id, had(&id) || can_serve(self, id))).collect();
+                // A policy without an ID could not be recognised later.
+                if !known.is_empty() {
+                    self.remembered.insert(pod, known);
+                }
+            }
         }
     }
 }

@@ -10,7 +10,7 @@
 //! Each change of a plan is followed by its flushes. If an agent ends in between, the next one flushes all flows that the
 //! maps do not permit ([`orphans`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
@@ -19,19 +19,22 @@ use egress_common::wire::PROTO_TCP;
 
 use crate::maps::handles::{FlowMaps, Hash};
 use crate::node_state::reset_history::Cut;
-use egress_core::model::state::{Action, EgressId, KernelState};
+use egress_core::model::state::{Action, EgressId, KernelState, LostFlows};
 
 /// Flushes for one walk.
 #[derive(Debug, Default)]
 pub struct Due {
     /// Flows of a policy with this address.
     shown: BTreeSet<(u32, u128)>,
-    /// Flows of a policy and this pod.
-    of_pods: BTreeSet<(u32, u128)>,
+    /// Flows of these pods.
+    of_pods: BTreeMap<u128, LostOfPod>,
     /// All entries of these pods' addresses: flows, NAT entries, inbound connections, datagrams. The pods were removed, so
     /// no reset is needed.
     gone: BTreeSet<u128>,
 }
+
+/// Flows of one pod that several changes have ended.
+type LostOfPod = Vec<LostFlows>;
 
 /// Faster to compare than octets.
 fn number(address: Addr) -> u128 {
@@ -47,7 +50,7 @@ impl Due {
                 Action::CutFlows(id, addresses) => {
                     due.shown.extend(addresses.iter().map(|address| (id.0, of(address))))
                 }
-                Action::CutPodFlows(pod, id) => drop(due.of_pods.insert((id.0, of(pod)))),
+                Action::CutPodFlows(pod, lost) => due.of_pods.entry(of(pod)).or_default().push(lost.clone()),
                 Action::CutPod(pod) => drop(due.gone.insert(of(pod))),
                 other => debug_assert!(!other.is_cut(), "{other:?}"),
             }
@@ -59,9 +62,11 @@ impl Due {
         !self.gone.is_empty() && self.gone.contains(&number(pod))
     }
 
-    /// Whether a flow or NAT entry with these properties is to be flushed.
-    fn has(&self, id: u32, pod: Addr, shown: Addr) -> bool {
-        self.of_pods.contains(&(id, number(pod))) || self.shown.contains(&(id, number(shown)))
+    /// Whether a flow or NAT entry with these properties is to be flushed; `forward` is the pod's tuple.
+    fn has(&self, id: u32, forward: &Tuple, shown: Addr) -> bool {
+        let is_lost = |lost: &LostFlows| lost.contains(EgressId(id), forward.daddr.to_ip());
+        let of_pod = self.of_pods.get(&number(forward.saddr));
+        of_pod.is_some_and(|all| all.iter().any(is_lost)) || self.shown.contains(&(id, number(shown)))
     }
 }
 
@@ -69,15 +74,13 @@ impl Due {
 pub fn all(maps: &mut FlowMaps, due: &Due) -> io::Result<Cut> {
     let done = cut(
         maps,
-        |tuple, flow| match (due.is_gone(tuple.saddr), due.has(flow.egress_id, tuple.saddr, flow.address)) {
+        |tuple, flow| match (due.is_gone(tuple.saddr), due.has(flow.egress_id, tuple, flow.address)) {
             (true, _) => FlushAction::Forgotten,
             (false, true) => FlushAction::Cut,
             (false, false) => FlushAction::Stays,
         },
         // The answer is sent to the address that the flow shows.
-        |forward, mapping, reverse| {
-            due.is_gone(forward.saddr) || due.has(mapping.egress_id, forward.saddr, reverse.daddr)
-        },
+        |forward, mapping, reverse| due.is_gone(forward.saddr) || due.has(mapping.egress_id, forward, reverse.daddr),
     )?;
     if !due.gone.is_empty() {
         let inbound = keys_of(&maps.inbound, |tuple| due.is_gone(tuple.saddr))?;
@@ -92,16 +95,18 @@ pub fn all(maps: &mut FlowMaps, due: &Due) -> io::Result<Cut> {
 /// Flushes flows and NAT entries that this state does not permit; returns the number of removed entries. NAT entries for
 /// other nodes (mark 1008) belong to no policy, and those of another version are left to the sweep.
 pub fn orphans(maps: &mut FlowMaps, state: &KernelState) -> io::Result<(Cut, usize)> {
-    let permits =
-        |pod: Option<Addr>, id, address: Addr| state.permits(pod.map(|pod| pod.to_ip()), EgressId(id), address.to_ip());
+    let permits = |forward: Option<&Tuple>, id, address: Addr| {
+        let pod = forward.map(|forward| (forward.saddr.to_ip(), forward.daddr.to_ip()));
+        state.permits(pod, EgressId(id), address.to_ip())
+    };
     cut(
         maps,
-        |tuple, flow| match permits(Some(tuple.saddr), flow.egress_id, flow.address) {
+        |tuple, flow| match permits(Some(tuple), flow.egress_id, flow.address) {
             true => FlushAction::Stays,
             false => FlushAction::Cut,
         },
         |forward, mapping, reverse| match mapping.origin() {
-            Some(Origin::Here) => !permits(Some(forward.saddr), mapping.egress_id, reverse.daddr),
+            Some(Origin::Here) => !permits(Some(forward), mapping.egress_id, reverse.daddr),
             Some(Origin::Remote) => !permits(None, mapping.egress_id, reverse.daddr),
             Some(Origin::Stack) | None => false,
         },

@@ -201,6 +201,11 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::RemovePrefix(net) => {
             maps.cluster.remove(&convert::cluster_key(net)).map(drop).map_err(kernel("remove from map cluster"))
         }
+        Action::PutClass(class, policies) => {
+            let (limit, entries) = (maps.classes.limit(), convert::class_entries(policies));
+            maps.classes.put(class.0, &entries).map_err(|error| refused("classes", limit, error))
+        }
+        Action::RemoveClass(class) => maps.classes.remove(class.0).map_err(kernel("remove from map classes")),
         Action::PutPolicy(id, family, policy) => put_policy(maps, &PolicyEntryKey::new(id.0, *family), policy),
         Action::RemovePolicy(id, family) => {
             let key = PolicyEntryKey::new(id.0, *family);
@@ -270,7 +275,7 @@ fn put_pod(
 }
 
 fn is_selected(pod: Option<&PodEntry>) -> bool {
-    pod.is_some_and(|pod| pod.egress_id().is_some())
+    pod.is_some_and(PodEntry::is_selected)
 }
 
 /// A removed pod has no owner to record.
@@ -460,11 +465,11 @@ fn put_policy(maps: &mut PolicyMaps, key: &PolicyEntryKey, policy: &Policy) -> R
     let destinations = convert::candidates(policy).ok_or_else(beyond)?;
     let former = maps.policy.get(key).map_err(kernel("read map policy"))?;
     let limit = maps.destinations.limit();
-    let mut written = maps.destinations.put(&destinations);
+    let mut written = maps.destinations.put_new(&destinations);
     if written.is_err() && former.is_some_and(|former| former.destinations().is_some()) {
         // Room for it, where the map is full: meanwhile the policy's new flows are dropped.
         remove_destinations(maps, former)?;
-        written = maps.destinations.put(&destinations);
+        written = maps.destinations.put_new(&destinations);
     }
     let set = written.map_err(|error| refused("destinations", limit, error))?;
     let written = put("policy", &mut maps.policy, key, &value.with_destinations(set));

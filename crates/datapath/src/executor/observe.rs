@@ -41,13 +41,15 @@ pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
             }
         })
         .map_err(kernel("read map policy"))?;
-    let destinations = maps.destinations.read(&sets.values().copied().collect());
-    let destinations = destinations.map_err(kernel("read map destinations"))?;
+    let destinations = maps.destinations.read().map_err(kernel("read map destinations"))?;
+    let used = sets.values().copied().collect();
+    maps.destinations.retain(&used).map_err(kernel("remove from map destinations"))?;
     for (key, set) in &sets {
         if let (Some(policy), Some(entries)) = (seen.policy.get_mut(key), destinations.get(set)) {
             *policy = convert::with_candidates(policy.clone(), entries);
         }
     }
+    seen.classes = convert::classes(maps.classes.read().map_err(kernel("read map classes"))?);
     maps.nodes
         .for_each(|key: &Addr, entry| {
             seen.nodes.insert(key.to_ip(), convert::node(entry));

@@ -5,13 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use aya::maps::lpm_trie::Key;
 use egress_common::abi;
 use ipnet::IpNet;
 
 use egress_core::model::state::{
-    EgressId, HandoverState, NodeAddress, Place, PodOwner, PodPort, PodState, Policy, Prefix, Slot, TunnelEndpoint,
+    ClassPolicies, EgressId, HandoverState, NodeAddress, Place, PodClass, PodOwner, PodPort, PodState, Policy, Prefix,
+    Slot, TunnelEndpoint,
 };
 
 use crate::devices::interfaces::Interface;
@@ -25,15 +27,19 @@ pub fn pod_entry(state: PodState, before: Option<&abi::PodEntry>, now_ns: u64, c
     let entry = match state {
         PodState::Known => {
             let cut_until_ns = match before {
-                Some(before) if before.egress_id().is_some() => cut_until_ns,
+                Some(before) if before.is_selected() => cut_until_ns,
                 Some(before) => before.cut_until_ns,
                 None => 0,
             };
             abi::PodEntry::known().with_cut_until(cut_until_ns)
         }
         PodState::Selected(id) => {
-            let same = before.filter(|before| before.egress_id() == Some(id.0));
+            let same = before.filter(|before| before.class().is_none() && before.egress_id() == Some(id.0));
             abi::PodEntry::selected(id.0, same.map_or(now_ns, |before| before.selected_since_ns))
+        }
+        PodState::ByDestination(class) => {
+            let same = before.filter(|before| before.class() == Some(class.0));
+            abi::PodEntry::by_destination(class.0, same.map_or(now_ns, |before| before.selected_since_ns))
         }
     };
     entry.with_owner(before.map_or(0, |before| before.owner))
@@ -44,7 +50,25 @@ pub fn pod_owner(entry: &abi::PodEntry) -> Option<PodOwner> {
 }
 
 pub fn pod_state(entry: &abi::PodEntry) -> PodState {
-    entry.egress_id().map_or(PodState::Known, |id| PodState::Selected(EgressId(id)))
+    match (entry.class(), entry.egress_id()) {
+        (Some(class), _) => PodState::ByDestination(PodClass(class)),
+        (None, Some(id)) => PodState::Selected(EgressId(id)),
+        (None, None) => PodState::Known,
+    }
+}
+
+/// The entries of `classes` for a class.
+pub fn class_entries(policies: &ClassPolicies) -> BTreeMap<IpNet, abi::ClassPolicy> {
+    let value = |id: &Option<EgressId>| id.map_or(abi::ClassPolicy::NONE, |id| abi::ClassPolicy::new(id.0));
+    policies.entries().map(|(net, id)| (*net, value(id))).collect()
+}
+
+/// All classes, by the entries of `classes`.
+pub fn classes(sets: BTreeMap<u32, BTreeMap<IpNet, abi::ClassPolicy>>) -> BTreeMap<PodClass, Arc<ClassPolicies>> {
+    let policies = |entries: BTreeMap<IpNet, abi::ClassPolicy>| {
+        ClassPolicies::new(entries.into_iter().map(|(net, value)| (net, value.egress_id().map(EgressId))).collect())
+    };
+    sets.into_iter().map(|(class, entries)| (PodClass(class), Arc::new(policies(entries)))).collect()
 }
 
 /// `None` when there are more slots than a value holds.
@@ -122,7 +146,7 @@ pub fn route_key(ifindex: u32, net: &IpNet) -> Key<abi::RouteDestination> {
     Key::new(key.prefix_len() + u32::BITS, abi::RouteDestination { ifindex, to: key.data() })
 }
 
-/// Key of `destinations`.
+/// Key of `destinations` and `classes`.
 pub fn destination_key(set: u32, net: &IpNet) -> Key<abi::PolicyDestination> {
     let key = cluster_key(net);
     Key::new(key.prefix_len() + u32::BITS, abi::PolicyDestination { set, to: key.data() })

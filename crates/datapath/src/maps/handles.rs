@@ -11,14 +11,14 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, Pe
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry, Holder,
-    Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, Owned, OwnedAddr, PodEntry,
-    PolicyEntry, PolicyEntryKey, RouteDestination, RouteEntry, Share, Tuple, Usage,
+    Addr, Candidates, ClassPolicy, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family,
+    Flow, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, Owned,
+    OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, RouteDestination, RouteEntry, Share, Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
 use crate::maps::access::{self, Batches};
-use crate::maps::destinations::DestinationSets;
+use crate::maps::prefix_sets::PrefixSets;
 use crate::maps::sweeper::Sweeper;
 use crate::names::SHARES_MAP;
 
@@ -85,7 +85,8 @@ impl FlowMaps {
 pub struct PolicyMaps {
     pub pods: Hash<Addr, PodEntry>,
     pub policy: Hash<PolicyEntryKey, PolicyEntry>,
-    pub destinations: DestinationSets,
+    pub classes: PrefixSets<ClassPolicy>,
+    pub destinations: PrefixSets<Candidates>,
     pub exposed: Hash<ExposedPort, Exposure>,
     pub cluster: Trie<Addr, ClusterPrefix>,
     pub nodes: Hash<Addr, NodeEntry>,
@@ -98,7 +99,8 @@ impl PolicyMaps {
         Ok(Self {
             pods: hash(ebpf, "pods")?,
             policy: hash(ebpf, "policy")?,
-            destinations: DestinationSets::take(ebpf)?,
+            classes: PrefixSets::take(ebpf, "classes")?,
+            destinations: PrefixSets::take(ebpf, "destinations")?,
             exposed: hash(ebpf, "exposed")?,
             cluster: Trie::take(ebpf, "cluster")?,
             nodes: hash(ebpf, "nodes")?,

@@ -2,10 +2,10 @@
 
 pub mod access;
 pub mod convert;
-pub mod destinations;
 pub mod facts;
 pub mod handles;
 pub mod lease;
 pub mod nat_entries;
 pub mod port_use;
+pub mod prefix_sets;
 pub mod sweeper;

@@ -91,7 +91,9 @@ impl LeakGuard {
 
     /// Called before the map write: adds a selected pod.
     pub fn before_map_write(&self, action: &Action) {
-        if let Action::PutPod(pod, PodState::Selected(_)) = action {
+        if let Action::PutPod(pod, state) = action
+            && state.is_selected()
+        {
             self.note(*pod, self.nft().add_pod(*pod));
         }
     }
@@ -133,6 +135,6 @@ impl LeakGuard {
 
 fn selected(maps: &PolicyMaps) -> io::Result<Vec<IpAddr>> {
     let mut pods = Vec::new();
-    maps.pods.for_each(|pod, entry: &PodEntry| pods.extend(entry.egress_id().map(|_| pod.to_ip())))?;
+    maps.pods.for_each(|pod, entry: &PodEntry| pods.extend(entry.is_selected().then(|| pod.to_ip())))?;
     Ok(pods)
 }

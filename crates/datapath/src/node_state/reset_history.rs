@@ -45,6 +45,8 @@ impl ResetHistory {
             | Action::Disown(..)
             | Action::PutHandover(..)
             | Action::EndHandover(..)
+            | Action::PutClass(..)
+            | Action::RemoveClass(_)
             | Action::PutOwner(..)
             | Action::Expose(..)
             | Action::Conceal(..)

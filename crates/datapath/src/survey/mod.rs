@@ -13,8 +13,8 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, Candidates, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned,
-    OwnedAddr, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Tuple, Usage,
+    Addr, Candidates, ClassPolicy, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry,
+    Owned, OwnedAddr, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Tuple, Usage,
 };
 use jiff::Timestamp;
 use nix::ifaddrs::getifaddrs;
@@ -116,6 +116,7 @@ fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
         count::<u32, HandoverEntry>(pins, "handovers")?,
         count::<Addr, NodeEntry>(pins, "nodes")?,
         trie::<Addr, ClusterPrefix>(pins, "cluster")?,
+        trie::<PolicyDestination, ClassPolicy>(pins, "classes")?,
         trie::<PolicyDestination, Candidates>(pins, "destinations")?,
     ];
     if is_swept {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use egress_core::display_names::Names;
-use egress_core::model::state::{EgressId, Family, Place, PodState, Policy};
+use egress_core::model::state::{EgressId, KernelState, Place};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
@@ -100,21 +100,15 @@ pub struct Gateway {
 }
 
 /// Egress policies and gateways from the maps.
-pub fn concerning(
-    pods: impl IntoIterator<Item = PodState>,
-    policies: &BTreeMap<(EgressId, Family), Policy>,
-    names: &Names,
-) -> (Vec<PolicyReport>, Vec<Gateway>) {
+pub fn concerning(state: &KernelState, names: &Names) -> (Vec<PolicyReport>, Vec<Gateway>) {
     let mut selected: BTreeMap<EgressId, usize> = BTreeMap::new();
-    for pod in pods {
-        if let PodState::Selected(id) = pod {
-            *selected.entry(id).or_default() += 1;
-        }
+    for id in state.pods.keys().flat_map(|pod| state.policies_of(*pod).ids()) {
+        *selected.entry(id).or_default() += 1;
     }
     let mut objects: BTreeMap<EgressId, PolicyReport> = BTreeMap::new();
     let mut gateways: BTreeMap<IpAddr, BTreeSet<IpAddr>> = BTreeMap::new();
     let of_node = |place: &Place| matches!(place, Place::Here);
-    for ((id, _), policy) in policies {
+    for ((id, _), policy) in &state.policy {
         let pod_addresses = selected.get(id).copied().unwrap_or_default();
         let is_here = policy.slots.iter().any(|slot| of_node(&slot.place));
         if pod_addresses == 0 && !is_here && !objects.contains_key(id) {
@@ -155,7 +149,9 @@ pub fn concerning(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use egress_core::model::state::{Slot, TunnelEndpoint, WhenEmpty};
+    use egress_core::model::state::{
+        ClassPolicies, Family, PodClass, PodState, Policy, Slot, TunnelEndpoint, WhenEmpty,
+    };
 
     #[test]
     fn objects_that_concern_the_node_are_those_with_pods_or_addresses_here() {
@@ -175,10 +171,15 @@ mod tests {
             nodes: [(far.0, "node2".to_owned())].into(),
             ..Names::default()
         };
-        let pods = [PodState::Selected(EgressId(1)), PodState::Selected(EgressId(1)), PodState::Known];
-        let (objects, gateways) = concerning(pods, &policies, &names);
+        let to = |net: &str, id| (net.parse().expect("a prefix"), Some(EgressId(id)));
+        let class = ClassPolicies::new([to("0.0.0.0/0", 1), to("198.51.100.0/24", 2)].into());
+        let pods = [PodState::Selected(EgressId(1)), PodState::ByDestination(PodClass(1)), PodState::Known];
+        let pods = pods.into_iter().zip(1..).map(|(pod, last)| (IpAddr::from([10, 244, 1, last]), pod)).collect();
+        let classes = [(PodClass(1), class.into())].into();
+        let state = KernelState { pods, classes, policy: policies, ..KernelState::default() };
+        let (objects, gateways) = concerning(&state, &names);
         let seen: Vec<_> = objects.iter().map(|one| (one.egress_id, one.pod_addresses, one.name.as_deref())).collect();
-        assert_eq!(seen, [(1, 2, Some("first")), (2, 0, None)]);
+        assert_eq!(seen, [(1, 2, Some("first")), (2, 1, None)]);
         let places: Vec<_> = objects[0].egress_ips.iter().map(|one| one.at.as_str()).collect();
         assert_eq!(places, ["node2", "nowhere now"]);
         let [gateway] = gateways.as_slice() else { panic!("{gateways:?}") };

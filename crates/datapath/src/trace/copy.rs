@@ -5,10 +5,12 @@ use std::io;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, Candidates, ClusterPrefix, Config, ExposedPort, Exposure, Flow, HandoverEntry, Holder, Inbound, Lease,
-    NatEntry, NodeEntry, Owned, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Share, SlotPlace, Tuple,
+    Addr, Candidates, ClassPolicy, ClusterPrefix, Config, ExposedPort, Exposure, Flow, HandoverEntry, Holder, Inbound,
+    Lease, NatEntry, NodeEntry, Owned, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Share, SlotPlace,
+    Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
+use egress_common::decide::policy_of;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
 
 use crate::clock::{boot_ns, now_ns};
@@ -105,7 +107,15 @@ fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option
     let node = hash::<Addr, NodeEntry>(pins, "nodes")?.get(&to)?;
     maps.nodes.borrow_mut().extend(node.map(|node| (to, node)));
     prefixes(maps, pins, &[from, to])?;
-    let Some(egress_id) = pod.and_then(|pod| pod.egress_id()) else { return Ok(None) };
+    let Some(pod) = pod else { return Ok(None) };
+    if let Some(class) = pod.class() {
+        let classes = MapData::from_pin(pins.map("classes")).map_err(map_io)?;
+        let classes = Trie::<PolicyDestination, ClassPolicy>::new(classes).map_err(map_io)?;
+        let key = PolicyDestination { set: class, to };
+        let found = classes.get(&Key::new(160, key))?;
+        maps.classes.borrow_mut().extend(found.map(|found| (key, 128, found)));
+    }
+    let Some(egress_id) = policy_of(&pod, &to, maps) else { return Ok(None) };
     let key = PolicyEntryKey::new(egress_id, headers.family);
     let policy = hash::<PolicyEntryKey, PolicyEntry>(pins, "policy")?.get(&key)?;
     if let Some(policy) = policy {

@@ -41,10 +41,11 @@ pub fn questions(asked: &[RecordedLookup], tuple: &Tuple, names: &Names) -> Vec<
 fn question(asked: &RecordedLookup, packet: &Tuple, names: &Names) -> LookupLine {
     let (question, answer, map, entry) = match asked {
         RecordedLookup::Pod(addr, found) => {
-            let answer = match found.map(|pod| pod.egress_id()) {
+            let answer = match found.map(|pod| (pod.class(), pod.egress_id())) {
                 None => "no".to_owned(),
-                Some(None) => "yes, and no object selects it".to_owned(),
-                Some(Some(id)) => format!("yes, selected by {}", names.object(id)),
+                Some((Some(_), _)) => "yes, selected by objects that have destinations".to_owned(),
+                Some((None, None)) => "yes, and no object selects it".to_owned(),
+                Some((None, Some(id))) => format!("yes, selected by {}", names.object(id)),
             };
             let address = addr.to_ip();
             (format!("is {} a pod of this node?", names.pod(address)), answer, "pods", found.map(|_| text(addr)))
@@ -65,6 +66,15 @@ fn question(asked: &RecordedLookup, packet: &Tuple, names: &Names) -> LookupLine
             let answer = if *known { "yes" } else { "no" };
             let entry = known.then(|| line(tuple));
             ("does it answer a connection from outside?".to_owned(), answer.to_owned(), "inbound", entry)
+        }
+        RecordedLookup::ClassPolicy(class, to, found) => {
+            let answer = match found.map(|policy| policy.egress_id()) {
+                None => "unknown".to_owned(),
+                Some(None) => "none".to_owned(),
+                Some(Some(id)) => names.object(id),
+            };
+            let entry = found.map(|_| format!("{class} {}", text(to)));
+            (format!("which of them applies to {}?", text(to)), answer, "classes", entry)
         }
         RecordedLookup::Policy(key, found) => {
             let question = format!("which addresses has {}?", names.object(key.egress_id));

@@ -7,8 +7,9 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 
 use egress_common::abi::{
-    Addr, Candidates, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses,
-    NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Tuple,
+    Addr, Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry,
+    InterfaceAddresses, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
+    Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::snat::PortSearch;
@@ -25,6 +26,8 @@ pub enum RecordedLookup {
     Prefix(Addr, Option<(IpNet, ClusterPrefix)>),
     /// Whether an inbound connection has this tuple.
     Inbound(Tuple, bool),
+    /// The policy of a class of pods for this destination.
+    ClassPolicy(u32, Addr, Option<ClassPolicy>),
     Policy(PolicyEntryKey, Option<Box<PolicyEntry>>),
     /// Addresses with a route to this destination.
     Candidates(Addr, Option<Candidates>),
@@ -106,6 +109,11 @@ impl Tables for MapRecorder<'_> {
         let found = self.maps.prefix(addr);
         let net = longest(self.maps, addr).or_else(|| Some(IpNet::from(addr.to_ip())));
         self.note(RecordedLookup::Prefix(*addr, net.zip(found.copied())));
+        found
+    }
+    fn class_policy(&self, class: u32, to: &Addr) -> Option<&ClassPolicy> {
+        let found = self.maps.class_policy(class, to);
+        self.note(RecordedLookup::ClassPolicy(class, *to, found.copied()));
         found
     }
     fn policy(&self, key: &PolicyEntryKey) -> Option<&PolicyEntry> {

@@ -21,6 +21,9 @@ pub(super) fn log(action: &Action) {
         Action::PutPolicy(id, family, policy) => {
             info!(id = id.0, ?family, slots = shown(policy), when_empty = ?policy.when_empty, "policy");
         }
+        Action::PutClass(class, policies) => {
+            info!(class = class.0, destinations = policies.len(), "a class of pods with destinations");
+        }
         Action::RemovePolicy(id, family) => info!(id = id.0, ?family, "policy removed"),
         Action::PutPod(address, state) => info!(%address, ?state, "pod"),
         Action::RemovePod(address) => info!(%address, "pod removed"),
@@ -28,11 +31,15 @@ pub(super) fn log(action: &Action) {
         Action::CutFlows(id, addresses) => {
             info!(id = id.0, ?addresses, "flows cut: their object no longer has the address")
         }
-        Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
+        Action::CutPodFlows(pod, lost) => {
+            let ids: Vec<u32> = lost.of.iter().map(|id| id.0).collect();
+            info!(?ids, %pod, "flows cut: other objects serve the pod, or none")
+        }
         // The executor logs these with their results.
         Action::Own(..) | Action::Share(..) | Action::CutOrphans => {}
         Action::CutPod(address) => info!(%address, "all state of the former pod with this address removed"),
-        Action::PutOwner(..)
+        Action::RemoveClass(_)
+        | Action::PutOwner(..)
         | Action::Expose(..)
         | Action::Conceal(..)
         | Action::PutNode(..)

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::node::reconciler::Reconciler;
 use crate::node::reconciler::action_log::log;
-use egress_core::model::state::{Action, EgressId, KernelState, PodState};
+use egress_core::model::state::{Action, EgressId, KernelState, LostFlows, PodPolicies};
 use egress_core::model::view::Addresses;
 use egress_core::plan::Disconnected;
 use egress_core::plan::executor::{DataplaneError, Executor};
@@ -43,7 +43,7 @@ impl FlushBatch {
         let Disconnected { cuts, after_cuts, at_once: _ } = disconnected;
         for (address, cut) in cuts {
             match &cut {
-                Action::CutPodFlows(_, id) => drop(self.left.insert((address, *id))),
+                Action::CutPodFlows(_, lost) => self.left.extend(lost.of.iter().map(|id| (address, *id))),
                 _ => drop(self.whole.insert(address)),
             }
             self.cuts.push(cut);
@@ -54,13 +54,18 @@ impl FlushBatch {
         }
     }
 
-    fn keeps(&self, address: IpAddr, wanted: Option<EgressId>) -> bool {
-        self.whole.contains(&address) || wanted.is_some_and(|id| self.left.contains(&(address, id)))
+    fn keeps(&self, address: IpAddr, wanted: &BTreeSet<EgressId>) -> bool {
+        self.whole.contains(&address) || wanted.iter().any(|id| self.left.contains(&(address, *id)))
     }
 
+    /// Cancels a cut of all flows of this policy and no others.
     fn spare(&mut self, address: IpAddr, id: EgressId) {
-        if self.left.remove(&(address, id)) {
-            self.cuts.retain(|cut| *cut != Action::CutPodFlows(address, id));
+        let due = Action::CutPodFlows(address, LostFlows::of_policy(id));
+        self.cuts.retain(|cut| *cut != due);
+        let ends =
+            |cut: &Action| matches!(cut, Action::CutPodFlows(of, lost) if *of == address && lost.of.contains(&id));
+        if !self.cuts.iter().any(ends) {
+            self.left.remove(&(address, id));
         }
     }
 }
@@ -87,19 +92,19 @@ impl BackgroundFlush {
     pub(super) fn admit(&mut self, addresses: &mut Addresses, desired: &KernelState) {
         let come = std::mem::take(&mut addresses.pods);
         for address in come.into_iter().chain(std::mem::take(&mut self.put_off)) {
-            let wanted = match desired.pods.get(&address) {
-                Some(PodState::Selected(id)) => Some(*id),
-                Some(PodState::Known) | None => None,
-            };
-            let is_walked = self.walk.as_ref().is_some_and(|walk| walk.of.keeps(address, wanted));
-            if is_walked || self.waiting.whole.contains(&address) {
-                self.put_off.insert(address);
-                continue;
-            }
-            if let Some(id) = wanted {
+            let wanted = desired.policies_of(address);
+            let ids = wanted.ids();
+            let is_walked = self.walk.as_ref().is_some_and(|walk| walk.of.keeps(address, &ids));
+            if let PodPolicies::One(id) = wanted
+                && !is_walked
+            {
                 self.waiting.spare(address, id);
             }
-            addresses.pods.insert(address);
+            if is_walked || self.waiting.keeps(address, &ids) {
+                self.put_off.insert(address);
+            } else {
+                addresses.pods.insert(address);
+            }
         }
     }
 

@@ -361,7 +361,7 @@ impl<E: Executor> Reconciler<E> {
             self.act(&Action::CutOrphans).await?;
         }
         self.end_cuts(&mut actual).await?;
-        self.compiler.remember(&actual.pods);
+        self.compiler.remember(&actual);
         let mut has_read = false;
         loop {
             let touched = self.compiler.compile().map(|(_, touched)| touched);
@@ -539,6 +539,10 @@ impl<E: Executor> Reconciler<E> {
             Action::PutPod(_, PodState::Selected(id)) | Action::PutPolicy(id, ..) | Action::PutHandover(id, _) => {
                 objects.find(|object| object.published.ids.contains(*id))
             }
+            Action::PutClass(_, policies) => {
+                let ids = policies.ids();
+                objects.find(|object| object.published.ids.all().any(|id| ids.contains(&id)))
+            }
             Action::PutPrefix(prefix, value) if value.kind == PrefixKind::EgressIp => {
                 let has = |object: &&Arc<EgressPolicy>| {
                     let mut items = object.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
@@ -609,10 +613,9 @@ impl<E: Executor> Reconciler<E> {
     /// Counts pods, not addresses: a dual-stack pod has two.
     fn count_selected(&self) -> SelectedPods {
         let pods = self.actual.iter().flat_map(|actual| {
-            actual.pods.iter().filter_map(|(address, state)| match state {
-                PodState::Selected(id) => Some((*id, *actual.owners.get(address)?)),
-                PodState::Known => None,
-            })
+            let owner = |address| actual.owners.get(address).copied();
+            let owned = actual.pods.keys().filter_map(move |address| Some((address, owner(address)?)));
+            owned.flat_map(|(address, owner)| actual.policies_of(*address).ids().into_iter().map(move |id| (id, owner)))
         });
         let mut counts = SelectedPods::new();
         for (id, _) in pods.collect::<BTreeSet<_>>() {

@@ -48,10 +48,11 @@ impl<E: Executor> Reconciler<E> {
     fn in_kernel(&self, actual: &KernelState) -> InKernel {
         let (view, nothing) = (self.compiler.view(), KernelState::default());
         let desired = self.compiler.desired().unwrap_or(&nothing);
-        let KernelState { pods, policy, owned, handovers: moving, cluster, nodes, .. } = actual;
+        let KernelState { pods, classes, policy, owned, handovers: moving, cluster, nodes, .. } = actual;
         let entries = [
             ("pods", pods.len()),
             ("policy", policy.len()),
+            ("classes", classes.values().map(|policies| policies.len()).sum()),
             ("destinations", policy.values().map(|policy| policy.destinations.len()).sum()),
             ("owned", owned.len()),
             ("handovers", moving.len()),
@@ -104,7 +105,7 @@ impl<E: Executor> Reconciler<E> {
 
     fn report(&self) -> ReconcilerReport {
         let view = self.compiler.view();
-        let selected = |pod: &&PodState| matches!(pod, PodState::Selected(_));
+        let selected = |pod: &&PodState| pod.is_selected();
         let mut problems = Vec::new();
         if let Some(missing) = self.missing() {
             problems.push(format!("this node does not serve the desired state: {missing}"));
@@ -124,7 +125,7 @@ impl<E: Executor> Reconciler<E> {
         let Some(actual) = self.actual.as_ref().or(last.as_ref()) else {
             return ReconcilerReport { status, unobserved: Some(names) };
         };
-        let (objects, mut gateways) = concerning(actual.pods.values().copied(), &actual.policy, &names);
+        let (objects, mut gateways) = concerning(actual, &names);
         gateways.iter_mut().for_each(|gateway| self.add_state(view, gateway));
         (status.objects, status.gateways) = (objects, gateways);
         status.addresses = self.addresses(actual, &names);

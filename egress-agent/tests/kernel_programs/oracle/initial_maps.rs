@@ -2,7 +2,7 @@
 
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, Map, MapData};
-use egress_common::abi::{Addr, Exposure, Family, PodEntry, PortRange, Tuple, Usage};
+use egress_common::abi::{Addr, ClassPolicy, Exposure, Family, PodEntry, PortRange, Tuple, Usage};
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_fuzz::node::ModelNode;
 
@@ -46,7 +46,18 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> ModelNode {
         stage.fill(&cast);
         stage.put_pod(cast.pending_pod, PodEntry::selected(cast.here, 0));
     }
+    stage.classes.empty();
     for cast in [V4, V6] {
+        let (here, away) = (ClassPolicy::new(cast.here), ClassPolicy::new(cast.away));
+        let all = if cast.family == Family::V4 { "0.0.0.0" } else { "::" };
+        // One host, and a network around it; everything but the host.
+        for (class, policies) in [(2, [ClassPolicy::NONE, away, here]), (3, [here, away, ClassPolicy::NONE])] {
+            let prefixes = [(all, Some(0)), (cast.world, Some(16)), (cast.world, None)];
+            prefixes
+                .into_iter()
+                .zip(policies)
+                .for_each(|((to, length), policy)| stage.put_class(class, to, length, policy));
+        }
         for (pod, port) in [cast.pod, cast.known_pod, cast.away_pod].into_iter().zip(EXPOSED) {
             [6, 17, 132].into_iter().for_each(|protocol| stage.expose(pod, protocol, port));
         }
@@ -56,6 +67,8 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> ModelNode {
     let maps = MemoryMaps::empty(stage.config.get(&0, 0).expect("the configuration"));
     maps.pods.borrow_mut().extend(all(&stage.pods));
     maps.nodes.borrow_mut().extend(all(&stage.nodes));
+    let classes = stage.classes.iter().map(|entry| entry.expect("a class"));
+    maps.classes.borrow_mut().extend(classes.map(|(key, policy)| (key.data(), key.prefix_len() - 32, policy)));
     maps.policies.borrow_mut().extend(all(&stage.policy));
     maps.owned.borrow_mut().extend(all(&stage.owned));
     maps.owned_addr.borrow_mut().extend(all(&stage.owned_addr));

@@ -193,13 +193,11 @@ impl<'a> OracleRig<'a> {
         match step {
             Step::Select { v6, pod: who, object } => {
                 let cast = cast(*v6);
-                let entry = object.map_or_else(PodEntry::known, |object| {
-                    let id = match object {
-                        0 => cast.here,
-                        1 => cast.away,
-                        other => other,
-                    };
-                    PodEntry::selected(id, 0)
+                let entry = object.map_or_else(PodEntry::known, |object| match object {
+                    0 => PodEntry::selected(cast.here, 0),
+                    1 => PodEntry::selected(cast.away, 0),
+                    class @ (2 | 3) => PodEntry::by_destination(class, 0),
+                    other => PodEntry::selected(other, 0),
                 });
                 pod(*v6, *who, Some(entry));
             }

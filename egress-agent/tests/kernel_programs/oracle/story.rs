@@ -143,7 +143,8 @@ pub(super) enum Step {
     Sweep {
         pressed: bool,
     },
-    /// The pod is selected by the policy here, the one elsewhere, another one, or none.
+    /// The pod is selected by the policy here, the one elsewhere, by both depending on the destination in one of two ways, by
+    /// another one, or by none.
     Select {
         v6: bool,
         pod: Who,
@@ -307,11 +308,11 @@ impl Maker {
             32 | 33 => Step::Again { of, bent },
             34 => Step::Age(self.pick(&[5, 40, 100, 270, 500, 1000, 8000])),
             35 => Step::Sweep { pressed: self.one_in(2) },
-            36 => {
-                let object = self.pick(&[None, Some(0), Some(0), Some(1), Some(82)]);
+            36 | 37 if self.one_in(2) => {
+                let object = self.pick(&[None, Some(0), Some(0), Some(1), Some(2), Some(2), Some(3), Some(82)]);
                 Step::Select { v6, pod: self.pick(&[Who::Pod, Who::SecondPod, Who::KnownPod]), object }
             }
-            37 => Step::Slots { v6, here: !self.one_in(3), away: self.one_in(2) },
+            36 | 37 => Step::Slots { v6, here: !self.one_in(3), away: self.one_in(2) },
             38 if self.one_in(2) => Step::Own { v6, own: self.one_in(2), shared: id.is_multiple_of(2) },
             38 => {
                 let course = self.pick(&[

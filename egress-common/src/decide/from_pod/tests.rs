@@ -1,5 +1,6 @@
-//! The steps of the decision, in order. Fragments, ICMP errors, resets and cached decisions have their own files.
+//! The steps of the decision, in order. Classes, fragments, ICMP errors, resets and cached decisions have their own files.
 
+mod classes;
 mod errors;
 mod fragments;
 mod resets;

@@ -61,6 +61,12 @@ impl MemoryMaps {
         self.pods.borrow_mut().insert(addr(at), entry);
     }
 
+    /// The policy of the class for the destinations in this prefix.
+    pub(crate) fn put_class(&self, class: u32, to: &str, length: u32, policy: ClassPolicy) {
+        let length = if to.contains(':') { length } else { length + 96 };
+        self.classes.borrow_mut().push((PolicyDestination { set: class, to: addr(to) }, length, policy));
+    }
+
     /// As if a later fragment of the datagram were held.
     pub(crate) fn await_first(&self, first: &Headers) {
         self.awaited.borrow_mut().insert(fragments::key(first), (self.now.get(), 1));

@@ -10,8 +10,8 @@ use std::vec::Vec;
 use super::tests::OWNER;
 use super::*;
 use crate::abi::{
-    Candidates, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses, NodeEntry,
-    Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
+    Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses,
+    NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
 };
 use crate::decide::cast::V4;
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -142,6 +142,9 @@ impl Tables for Cpu<'_> {
         unreachable!()
     }
     fn prefix(&self, _: &Addr) -> Option<&ClusterPrefix> {
+        unreachable!()
+    }
+    fn class_policy(&self, _: u32, _: &Addr) -> Option<&ClassPolicy> {
         unreachable!()
     }
     fn policy(&self, _: &PolicyEntryKey) -> Option<&PolicyEntry> {

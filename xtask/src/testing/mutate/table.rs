@@ -290,7 +290,18 @@ mutations! { PROGRAMS,
     "inner-source-unchecked", FROM_OVERLAY, ["encapsulation::"], "a node can send with any source":
         "let owned = match of_sender {" => "let owned = match of_sender || outer.egress_id != 0 {";
     "reply-to-any-pod", FROM_OVERLAY, ["encapsulation::", "from_overlay::"], "what the world sends to a former pod reaches who has its address now":
-        "pod.egress_id() != Some(outer.egress_id)" => "pod.egress_id() == Some(0)";
+        "policy_of(pod, answered, tables) != Some(outer.egress_id)" => "policy_of(pod, answered, tables) == Some(0)";
+    "reply-of-another-destination", FROM_OVERLAY, ["encapsulation::"], "a gateway answers for destinations that the pod has another policy for":
+        "policy_of(pod, answered, tables) != Some(outer.egress_id)" => "!pod.is_selected()";
+    "class-without-entries-passes", DECIDE, ["classes::"], "pods whose class does not fit in the map leave with their node's address":
+        "            None => Some(0),\n" => "            None => None,\n";
+    "class-ignores-the-destination", FROM_POD, ["classes::"], "every packet of a pod is dropped, whatever its destination":
+        "let (is_selected, egress_id) = match pod.and_then(|pod| policy_of(pod, &headers.tuple.daddr, tables)) {" =>
+        "let (is_selected, egress_id) = match pod.and_then(|pod| pod.egress_id()) {";
+    "class-connection-changes-its-address", FROM_POD, ["classes::"], "a connection goes on with its node's address when its destination has no policy any more":
+        "LeftOver::Cut => return FromPod::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return FromPod::Done(Verdict::NotSelected),";
+    "sweep-removes-marked-entries", EXPIRE, ["expiry::"], "the sweep removes half of a NAT entry that a packet has just made":
+        "SweptMap::Nat if is_marked => remove_stuck_nat(key, check)," => "SweptMap::Nat if !is_any => remove_stuck_nat(key, check) + expire_nat(key, &sweep.timeouts, check),";
     "own-pod-guard-skipped", TO_NETDEV, ["to_netdev::"], "a selected pod's packet leaves with the pod's address":
         "let verdict = guard_own(headers, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
     "foreign-pod-guard-skipped", TO_NETDEV, ["to_netdev::"], "another node's pod leaves with its own address":

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::model::exposed;
 use crate::model::node::Node;
-use crate::model::policy::{Destinations, EgressPolicy, PolicyKey, PolicyPart, listed_family, parse_egress_ip};
+use crate::model::policy::{EgressPolicy, PolicyKey, PolicyPart, listed_family, parse_egress_ip};
 use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::{
     AddressByPolicy, EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState,
@@ -36,11 +36,12 @@ pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
     room.follow(&view.services, &nodes, &mut cluster);
     let (entries, owned, shared) = entries(view, settings, &selection, &nodes);
     let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
-    let (pods, owners, exposed, handovers) = Default::default();
+    let (pods, owners, exposed, classes, handovers) = Default::default();
     let mut state = KernelState {
         pods,
         owners,
         exposed,
+        classes,
         policy: entries,
         owned,
         shared,
@@ -90,8 +91,11 @@ pub(super) fn put_pod(
     match holder
         .and_then(|holder| Some((selection.pod_state(view, holder, family_of(address))?, PodOwner::of(&holder.1.uid))))
     {
-        Some((pod, owner)) => {
+        Some(((pod, policies), owner)) => {
             state.pods.insert(address, pod);
+            if let (PodState::ByDestination(class), Some(policies)) = (pod, policies) {
+                state.classes.insert(class, policies);
+            }
             state.owners.insert(address, owner);
             state.exposed.extend((!ports.is_empty()).then_some((address, ports)));
         }
@@ -162,8 +166,6 @@ fn entries(
     let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
     let mut node_of: BTreeMap<IpAddr, &str> = BTreeMap::new();
     for policy in by_rank(view.policies.values()) {
-        // An entry has no destinations: the programs apply it to every outside address.
-        let Destinations::All = policy.destinations;
         let listed = policy.addresses();
         let mut items: Vec<(IpAddr, &str)> = policy
             .published

@@ -171,7 +171,7 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
         let standby: Vec<_> = compiler.standby().iter().map(|standby| standby.policy.name.clone()).collect();
         match served {
             PodState::Selected(id) => (id.0, standby.join(" ")),
-            PodState::Known => (0, standby.join(" ")),
+            PodState::Known | PodState::ByDestination(_) => (0, standby.join(" ")),
         }
     };
     let mut compiler = begun();
@@ -195,7 +195,7 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
     for policy in [old(&[]), young(&there)] {
         again.apply(Change::Policies(Update::Changed(policy.key().clone(), Arc::new(policy))));
     }
-    again.remember(&BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
+    again.remember(&in_kernel(&[("10.244.1.10", PodState::Selected(EgressId(1)))]));
     assert_eq!(served_by(&mut again, [old(&[]), young(&there)]), (1, "b".into()));
 }
 
@@ -252,6 +252,11 @@ fn late_packets_of_a_departed_selected_pod_are_dropped() {
     assert_eq!(at(&mut compiler, 80), None);
 }
 
+fn in_kernel(pods: &[(&str, PodState)]) -> KernelState {
+    let pods = pods.iter().map(|(address, state)| (ip(address), *state)).collect();
+    KernelState { pods, ..KernelState::default() }
+}
+
 /// Nor does a restart of the agent open it: the kernel has the addresses of pods that were deleted before and meanwhile.
 #[test]
 fn a_starting_agent_learns_departed_pods_from_the_kernel() {
@@ -264,7 +269,7 @@ fn a_starting_agent_learns_departed_pods_from_the_kernel() {
     let (served, parked) = (PodState::Selected(EgressId(1)), PodState::Selected(NOT_NUMBERED));
     let kernel =
         [("10.244.1.10", served), ("10.244.1.11", served), ("10.244.1.12", parked), ("10.244.1.13", PodState::Known)];
-    compiler.remember(&kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
+    compiler.remember(&in_kernel(&kernel));
     let state = |compiler: &mut Compiler| compiler.compile().expect("the own node is known").0.pods.clone();
     let expected = [("10.244.1.10", served), ("10.244.1.11", parked), ("10.244.1.12", parked)];
     assert_eq!(state(&mut compiler), expected.into_iter().map(|(address, state)| (ip(address), state)).collect());
@@ -484,7 +489,7 @@ fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_get
     assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known);
     let kernel = [("10.244.1.10", PodState::Selected(EgressId(1))), ("10.244.1.11", PodState::Known)];
     let network = PodAddressSpace::new(&node(1), &[]);
-    view.remember(&network, &kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
+    view.remember(&network, &in_kernel(&kernel));
     view.pods.insert(key("new"), pod("10.244.1.12"));
     let state = compiled(&view);
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));

@@ -249,7 +249,7 @@ fn idle(shared: &Shared, batch: Batch) -> io::Result<Batch> {
 /// Whether the programs still reset or drop what the pod sends on a cut connection (`decide::from_pod`). Later its answer would
 /// leave with the node's address.
 fn is_answered(pod: &PodEntry, now_ns: u64) -> bool {
-    pod.egress_id().is_some() || now_ns.saturating_add(ANSWERING_NS) < pod.cut_until_ns
+    pod.is_selected() || now_ns.saturating_add(ANSWERING_NS) < pod.cut_until_ns
 }
 
 /// Moves by half of all sequence numbers with each round.

@@ -26,7 +26,7 @@ fn selected() -> PodState {
 }
 
 fn cut(address: &str) -> Action {
-    Action::CutPodFlows(ip(address), EgressId(1))
+    Action::CutPodFlows(ip(address), LostFlows::of_policy(EgressId(1)))
 }
 
 impl Flush {

@@ -16,7 +16,7 @@ use egress_core::model::samples::{self, equals, ip, net, settings};
 use egress_core::model::services::{Service, ServiceKey};
 use egress_core::model::state::family_of;
 use egress_core::model::state::{
-    EgressIds, Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty,
+    EgressIds, Family, LostFlows, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty,
 };
 use egress_core::model::view::{Attach, Labels, Pod, PodKey};
 use egress_core::networks::{NetworkUse, RoutedNetworks};
@@ -231,7 +231,10 @@ async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
     let address = ip("10.244.1.10");
     let owner = PodOwner::of("10.244.1.10");
     assert_eq!(done[6], [Action::PutPod(address, PodState::Selected(EgressId(1))), Action::PutOwner(address, owner)]);
-    assert_eq!(done[7], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
+    assert_eq!(
+        done[7],
+        [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, LostFlows::of_policy(EgressId(1)))]
+    );
     assert_eq!(done[8], [Action::CutPod(address), Action::RemovePod(address)]);
     assert_eq!(*recorder.observed.lock().expect("not poisoned"), 1);
 }
@@ -239,7 +242,7 @@ async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
 #[tokio::test]
 async fn the_cuts_of_a_failed_action_come_first_in_the_next_attempt() {
     let address = ip("10.244.1.10");
-    let fails = Action::CutPodFlows(address, EgressId(1));
+    let fails = Action::CutPodFlows(address, LostFlows::of_policy(EgressId(1)));
     let recorder = Recorder { fails: Arc::new(Mutex::new(Some(fails))), ..Recorder::default() };
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
     let selected = Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
