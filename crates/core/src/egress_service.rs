@@ -1,6 +1,6 @@
 //! EgressServices (`k8s.ovn.org/v1`): what becomes of each, by its Service, the endpoints and the nodes. Pure.
 //!
-//! The controller writes the result as an EgressServiceAssignment, which is an egress policy like any other: the leader
+//! The controller writes the result as an EgressAssignment, which is an egress policy like any other: the leader
 //! chooses a node for it, agents serve it. What is assigned is said in `status.host` and by a label of the node, which
 //! load balancers announce by.
 //!

@@ -2,6 +2,7 @@
 //! eBPF library, no sockets: time and facts are arguments.
 
 pub mod allocation;
+pub mod antrea;
 pub mod desired_status;
 pub mod display_names;
 pub mod egress_service;

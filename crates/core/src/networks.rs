@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::policy::{PolicyKey, Selects, parse_egress_ip};
+use crate::model::policy::{AddressUse, PolicyKey, Selects, parse_egress_ip};
 use crate::model::state::{KernelState, PodOwner, PrefixKind};
 use crate::model::view::{ClusterView, Pod, PodKey};
 use crate::selection::by_rank;
@@ -62,7 +62,7 @@ pub fn networks(view: &ClusterView, space: &PodAddressSpace, desired: &KernelSta
         return routed;
     }
     let (mut addresses, mut pods, mut followed) = (BTreeSet::new(), BTreeSet::new(), 0);
-    for policy in by_rank(view.policies.values().filter(|policy| policy.key().kind.shares_addresses())) {
+    for policy in by_rank(view.policies.values().filter(|policy| policy.address_use == AddressUse::OfService)) {
         let Some(network) = &policy.network else {
             // Its addresses follow no table, whichever younger policies have them too.
             addresses.extend(policy.listed.iter().filter_map(|text| parse_egress_ip(text)));

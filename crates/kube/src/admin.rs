@@ -119,7 +119,7 @@ impl AdminClient {
         for (kind, requests) in PolicyKind::ALL.into_iter().zip(&self.policies) {
             let objects = match all("list egress policies", requests, patience).await {
                 // Before the first upgrade to a version with this kind.
-                Err(error) if kind == PolicyKind::EgressService && error.is_not_found() => continue,
+                Err(error) if kind == PolicyKind::Assignment && error.is_not_found() => continue,
                 objects => objects?,
             };
             let read = objects.iter().map(|object| policy::api_of(kind).read(object));

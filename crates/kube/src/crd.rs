@@ -13,6 +13,8 @@ use kube::{CustomResource, CustomResourceExt};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use egress_core::model::policy::SourceKind;
+
 /// EgressIP gives the pods that it selects stable source addresses towards the world outside the cluster.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -147,35 +149,38 @@ pub struct EgressServiceStatus {
     pub host: String,
 }
 
-/// EgressServiceAssignment is what the controller has made of an EgressService. It is named `<namespace>.<name>` after it,
-/// and the controller alone writes it.
+/// EgressAssignment is what the controller has made of objects of other kinds: an EgressService, after which it is named
+/// `<namespace>.<name>`, or all Egresses with the same addresses. The controller alone writes it.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "egress-agent.io",
     version = "v1alpha1",
-    kind = "EgressServiceAssignment",
-    plural = "egressserviceassignments",
-    singular = "egressserviceassignment",
-    shortname = "esa",
+    kind = "EgressAssignment",
+    plural = "egressassignments",
+    singular = "egressassignment",
+    shortname = "ega",
     status = "EgressIPStatus",
-    doc = "EgressServiceAssignment is what the controller has made of an EgressService. It is named after it, NAMESPACE.NAME, and the controller alone writes it.",
+    doc = "EgressAssignment is what the controller has made of objects of other kinds: EgressServices and Egresses. The controller alone writes it.",
     printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.egressIPs[*]"}"#,
-    printcolumn = r#"{"name":"Host","type":"string","jsonPath":".status.items[0].node"}"#,
+    printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.rules[0].from.kind"}"#,
+    printcolumn = r#"{"name":"Name","type":"string","jsonPath":".spec.rules[*].from.name"}"#,
+    printcolumn = r#"{"name":"Assigned Node","type":"string","jsonPath":".status.items[*].node"}"#,
     printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#
 )]
 #[serde(rename_all = "camelCase")]
-pub struct EgressServiceAssignmentSpec {
-    /// The addresses of the Service's load balancer, the first of each family. One node serves all of them.
+pub struct EgressAssignmentSpec {
+    /// The source addresses.
     #[serde(rename = "egressIPs")]
     #[schemars(schema_with = "addresses")]
     pub egress_ips: Vec<String>,
-    /// Selects the Service's namespace.
-    #[schemars(schema_with = "label_selector")]
-    pub namespace_selector: LabelSelector,
-    /// Selects the pods that the Service selects.
-    #[schemars(schema_with = "label_selector")]
-    pub pod_selector: LabelSelector,
-    /// The nodes that may host it; without a list all nodes.
+    /// Service: they are addresses of a Service's load balancer, and one node serves all of them.
+    #[serde(default, rename = "addressesOf", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "addresses_of")]
+    pub addresses_of: Option<AddressesOf>,
+    /// Whose pods leave with them, one for each object that has these addresses.
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub rules: Vec<AssignmentRule>,
+    /// The nodes that may host them; without a list all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Option<Vec<String>>,
@@ -187,6 +192,55 @@ pub struct EgressServiceAssignmentSpec {
     #[serde(default, rename = "sourceIPBy", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "source_ip_by")]
     pub source_ip_by: Option<SourceIpBy>,
+}
+
+/// What else the addresses are used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AddressesOf {
+    Service,
+}
+
+/// The pods of one object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AssignmentRule {
+    pub from: AssignmentSource,
+    /// A pod is selected by any of them.
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub selectors: Vec<AssignmentSelector>,
+    /// The destinations that it applies to; without a list all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub destinations: Option<Vec<String>>,
+    /// Prefixes that it does not apply to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub excluded: Option<Vec<String>>,
+}
+
+/// An object that a user wrote.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AssignmentSource {
+    #[schemars(schema_with = "source_kind")]
+    pub kind: SourceKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    pub name: String,
+    pub uid: String,
+    /// When it was created, in seconds since 1970: of objects of one kind the oldest comes first.
+    #[schemars(extend("format" = "int64"))]
+    pub created: i64,
+}
+
+/// Pods by the labels of their namespace and their own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AssignmentSelector {
+    #[schemars(schema_with = "plain_selector")]
+    pub namespaces: LabelSelector,
+    #[schemars(schema_with = "plain_selector")]
+    pub pods: LabelSelector,
 }
 
 /// EgressNode holds the facts that a node's agent publishes. It has the node's name, and only that node's agent writes it.
@@ -340,9 +394,23 @@ pub fn egress_service_resource() -> ApiResource {
     ApiResource::erase::<EgressService>(&())
 }
 
-/// The kind EgressServiceAssignment, untyped.
-pub fn egress_service_assignment_resource() -> ApiResource {
-    ApiResource::erase::<EgressServiceAssignment>(&())
+/// The kind EgressAssignment, untyped.
+pub fn egress_assignment_resource() -> ApiResource {
+    ApiResource::erase::<EgressAssignment>(&())
+}
+
+/// The kind of an object that users write, untyped.
+pub fn source_resource(kind: SourceKind) -> ApiResource {
+    match kind {
+        SourceKind::EgressService => egress_service_resource(),
+        SourceKind::EgressIp => egressip_resource(),
+        SourceKind::Egress => egress_resource(),
+    }
+}
+
+/// Antrea's kind Egress, untyped.
+pub fn egress_resource() -> ApiResource {
+    ApiResource::erase::<crate::antrea::crd::Egress>(&())
 }
 
 /// The kind EgressNode, untyped: one object that another version of the schema let through does not hide all others.
@@ -350,14 +418,16 @@ pub fn egress_node_resource() -> ApiResource {
     ApiResource::erase::<EgressNode>(&())
 }
 
+const SOURCE: &str = "crates/kube/src/crd.rs";
+
 /// The manifest, as committed in `deploy/crd/crd.yaml`.
 pub fn manifest() -> Result<String, serde_yaml::Error> {
-    generated(&EgressIP::crd())
+    generated(&EgressIP::crd(), SOURCE)
 }
 
 /// The manifest, as committed in `deploy/crd/egressservices.yaml`.
 pub fn service_manifest() -> Result<String, serde_yaml::Error> {
-    generated(&egress_service_definition())
+    generated(&egress_service_definition(), SOURCE)
 }
 
 /// An object needs no spec, as in OVN-Kubernetes' definition.
@@ -370,18 +440,18 @@ fn egress_service_definition() -> CustomResourceDefinition {
     definition
 }
 
-/// The manifest, as committed in `deploy/base/egressserviceassignments.yaml`.
+/// The manifest, as committed in `deploy/base/egressassignments.yaml`.
 pub fn assignment_manifest() -> Result<String, serde_yaml::Error> {
-    generated(&EgressServiceAssignment::crd())
+    generated(&EgressAssignment::crd(), SOURCE)
 }
 
 /// The manifest, as committed in `deploy/base/egressnodes.yaml`.
 pub fn node_manifest() -> Result<String, serde_yaml::Error> {
-    generated(&EgressNode::crd())
+    generated(&EgressNode::crd(), SOURCE)
 }
 
-fn generated(crd: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
-    let header = "# Generated by `cargo xtask codegen` from crates/kube/src/crd.rs.\n";
+pub(crate) fn generated(crd: &CustomResourceDefinition, source: &str) -> Result<String, serde_yaml::Error> {
+    let header = format!("# Generated by `cargo xtask codegen` from {source}.\n");
     Ok(format!("{header}{}", serde_yaml::to_string(crd)?))
 }
 
@@ -393,7 +463,39 @@ fn source_ip_by(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": ["LoadBalancerIP", "Network"]})
 }
 
-fn date_time(_: &mut SchemaGenerator) -> Schema {
+fn addresses_of(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": ["Service"]})
+}
+
+fn source_kind(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": ["EgressService", "Egress"]})
+}
+
+/// A label selector that the controller has checked.
+fn plain_selector(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-map-type": "atomic",
+        "properties": {
+            "matchLabels": {"type": "object", "additionalProperties": {"type": "string"}},
+            "matchExpressions": {
+                "type": "array",
+                "x-kubernetes-list-type": "atomic",
+                "items": {
+                    "type": "object",
+                    "required": ["key", "operator"],
+                    "properties": {
+                        "key": {"type": "string"},
+                        "operator": {"type": "string"},
+                        "values": {"type": "array", "items": {"type": "string"}, "x-kubernetes-list-type": "atomic"},
+                    },
+                },
+            },
+        },
+    })
+}
+
+pub(crate) fn date_time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "format": "date-time"})
 }
 
@@ -415,7 +517,7 @@ fn addresses(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// A label selector as the API conventions define it. The rule has a bounded cost, since the list is bounded.
-fn label_selector(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     let operators = ["In", "NotIn", "Exists", "DoesNotExist"];
     let values_fit = "self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 \
                       : !has(self.values) || size(self.values) == 0";

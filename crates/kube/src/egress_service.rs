@@ -7,23 +7,25 @@ use std::net::IpAddr;
 use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DynamicObject, ObjectMeta, Patch};
 use kube::core::PartialObjectMeta;
-use kube::{Client, Error, ResourceExt};
+use kube::{Client, ResourceExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_outage::ApiOutages;
+use crate::assignments::{StoredAssignment, ignored, patch_params, put};
 use crate::convert::{self, created};
-use crate::crd::SourceIpBy;
+use crate::crd;
+use crate::crd::{AddressesOf, SourceIpBy};
 use crate::policy::selector;
 use crate::policy::status::WriteError;
 use crate::watches::{config, updates};
-use crate::{FIELD_MANAGER, crd, post_params};
 use egress_core::egress_service::{
     BalancedService, EgressService, EgressServiceInputs, EgressServiceRequest, ServiceEndpoints, WantedAssignment,
 };
 use egress_core::keys;
+use egress_core::model::policy::SourceKind;
 use egress_core::model::services::ServiceKey;
 use egress_core::model::view::{Labels, Update};
 
@@ -37,17 +39,10 @@ pub enum EgressServiceChange {
     Assignments(Update<String, StoredAssignment>),
 }
 
-/// An EgressServiceAssignment as the API server has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredAssignment {
-    pub uid: String,
-    pub spec: Value,
-}
-
 /// Everything that EgressServices follow from.
 pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = EgressServiceChange> + Send + use<> {
     let egress_services = Api::all_with(client.clone(), &crd::egress_service_resource());
-    let assignments = Api::all_with(client.clone(), &crd::egress_service_assignment_resource());
+    let assignments = Api::all_with(client.clone(), &crd::egress_assignment_resource());
     let services: Api<Service> = Api::all(client.clone());
     let slices: Api<EndpointSlice> = Api::all(client.clone());
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
@@ -65,9 +60,15 @@ pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Egre
         updates(of("labels of nodes"), nodes, config(), ResourceExt::name_any, labels)
             .map(EgressServiceChange::Nodes)
             .boxed(),
-        updates(of("assignments of EgressServices"), assignments, config(), ResourceExt::name_any, stored)
-            .map(EgressServiceChange::Assignments)
-            .boxed(),
+        updates(
+            of("assignments of EgressServices"),
+            assignments,
+            config(),
+            ResourceExt::name_any,
+            StoredAssignment::of,
+        )
+        .map(EgressServiceChange::Assignments)
+        .boxed(),
     ])
 }
 
@@ -123,16 +124,25 @@ fn endpoints(slice: &EndpointSlice) -> ServiceEndpoints {
     ServiceEndpoints { service: service.map(|(_, name)| name.clone()).unwrap_or_default(), nodes }
 }
 
-fn stored(object: &DynamicObject) -> StoredAssignment {
-    StoredAssignment { uid: object.metadata.uid.clone().unwrap_or_default(), spec: object.data["spec"].clone() }
-}
-
 /// The spec that an assignment should have.
-pub fn assignment_spec(key: &ServiceKey, wanted: &WantedAssignment) -> Value {
+pub fn assignment_spec(key: &ServiceKey, service: &EgressService, wanted: &WantedAssignment) -> Value {
+    let ServiceKey { namespace, name } = key;
     let mut spec = json!({
         "egressIPs": wanted.addresses,
-        "namespaceSelector": {"matchLabels": {keys::NAMESPACE_NAME: key.namespace}},
-        "podSelector": {"matchLabels": wanted.pods},
+        "addressesOf": AddressesOf::Service,
+        "rules": [{
+            "from": {
+                "kind": SourceKind::EgressService,
+                "namespace": namespace,
+                "name": name,
+                "uid": service.uid,
+                "created": service.created,
+            },
+            "selectors": [{
+                "namespaces": {"matchLabels": {keys::NAMESPACE_NAME: namespace}},
+                "pods": {"matchLabels": wanted.pods},
+            }],
+        }],
     });
     let by = wanted.by_own_nodes.then_some(SourceIpBy::Network);
     for (field, value) in [
@@ -147,7 +157,7 @@ pub fn assignment_spec(key: &ServiceKey, wanted: &WantedAssignment) -> Value {
     spec
 }
 
-/// Writes assignments, the status of EgressServices, and the labels of nodes.
+/// Writes the status of EgressServices, and the labels of nodes.
 #[derive(Clone)]
 pub struct EgressServiceWriter {
     client: Client,
@@ -156,38 +166,6 @@ pub struct EgressServiceWriter {
 impl EgressServiceWriter {
     pub const fn new(client: Client) -> Self {
         Self { client }
-    }
-
-    fn assignments(&self) -> Api<DynamicObject> {
-        Api::all_with(self.client.clone(), &crd::egress_service_assignment_resource())
-    }
-
-    /// Creates an assignment, or gives it this spec.
-    pub async fn assign(&self, name: &str, spec: &Value, former: Option<&StoredAssignment>) -> Result<(), WriteError> {
-        let api = self.assignments();
-        match former {
-            None => {
-                let mut object = DynamicObject::new(name, &crd::egress_service_assignment_resource());
-                object.data = json!({"spec": spec});
-                ignored(api.create(&post_params(), &object).await, 409)
-            }
-            Some(former) => {
-                let ops = json!([
-                    {"op": "test", "path": "/metadata/uid", "value": former.uid},
-                    {"op": "replace", "path": "/spec", "value": spec},
-                ]);
-                let patch = Patch::Json::<()>(serde_json::from_value(ops)?);
-                ignored(api.patch(name, &patch_params(), &patch).await, 404)
-            }
-        }
-    }
-
-    /// Deletes an assignment.
-    pub async fn unassign(&self, name: &str, former: &StoredAssignment) -> Result<(), WriteError> {
-        let of_this = Preconditions { uid: Some(former.uid.clone()), resource_version: None };
-        let params = DeleteParams { preconditions: Some(of_this), ..DeleteParams::default() };
-        let assignments = self.assignments();
-        ignored(assignments.delete(name, &params).await, 404)
     }
 
     /// Sets `status.host` of an EgressService.
@@ -204,18 +182,6 @@ impl EgressServiceWriter {
         let patch = Patch::Merge(json!({"metadata": {"labels": {label: value}}}));
         ignored(nodes.patch(node, &patch_params(), &patch).await, 404)
     }
-}
-
-/// A refusal with this code says that the object is gone, or already there: the watch brings what is.
-fn ignored<T>(answer: Result<T, Error>, code: u16) -> Result<(), WriteError> {
-    match answer {
-        Err(Error::Api(status)) if status.code == code => Ok(()),
-        answer => Ok(answer.map(drop)?),
-    }
-}
-
-fn patch_params() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 /// What the watches have brought so far.
@@ -245,18 +211,6 @@ impl EgressServiceView {
     pub fn is_whole(&self) -> bool {
         self.listed.len() == 5
     }
-}
-
-fn put<K: Ord, V>(all: &mut BTreeMap<K, V>, update: Update<K, V>) -> bool {
-    match update {
-        Update::Replaced(new) => {
-            *all = new;
-            return true;
-        }
-        Update::Changed(key, value) => drop(all.insert(key, value)),
-        Update::Removed(key) => drop(all.remove(&key)),
-    }
-    false
 }
 
 #[cfg(test)]
@@ -298,13 +252,18 @@ mod tests {
             network: None,
             by_own_nodes: false,
         };
-        let spec = assignment_spec(&key, &wanted(None));
-        assert_eq!(spec["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"], "shop");
+        let service =
+            EgressService { uid: "u".into(), created: 7, spec: Ok(EgressServiceRequest::default()), host: None };
+        let spec_of = |wanted: &WantedAssignment| assignment_spec(&key, &service, wanted);
+        let spec = spec_of(&wanted(None));
+        let rule = &spec["rules"][0];
+        assert_eq!(rule["selectors"][0]["namespaces"]["matchLabels"]["kubernetes.io/metadata.name"], "shop");
+        assert_eq!((&rule["from"]["kind"], &rule["from"]["created"]), (&json!("EgressService"), &json!(7)));
         assert!(spec.get("nodes").is_none());
         assert!(spec.get("network").is_none() && spec.get("sourceIPBy").is_none());
-        assert_eq!(assignment_spec(&key, &wanted(Some(["n1".into()].into())))["nodes"], json!(["n1"]));
+        assert_eq!(spec_of(&wanted(Some(["n1".into()].into())))["nodes"], json!(["n1"]));
         let by_nodes = WantedAssignment { network: Some("100".into()), by_own_nodes: true, ..wanted(None) };
-        let spec = assignment_spec(&key, &by_nodes);
+        let spec = spec_of(&by_nodes);
         assert_eq!((&spec["network"], &spec["sourceIPBy"]), (&json!("100"), &json!("Network")));
     }
 }

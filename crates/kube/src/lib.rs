@@ -13,7 +13,9 @@
 
 pub mod acknowledgements;
 pub mod admin;
+pub mod antrea;
 pub mod api_outage;
+pub mod assignments;
 pub mod backoff;
 pub mod client;
 pub mod convert;

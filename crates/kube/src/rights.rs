@@ -30,7 +30,8 @@ const LEASE: &str = crate::leader_election::lease::LEASE_NAME;
 const SECRET: &str = crate::health_key::SECRET_NAME;
 const LEASES: &str = "leases.coordination.k8s.io";
 const EGRESS_NODES: &str = "egressnodes.egress-agent.io";
-const ASSIGNMENTS: &str = "egressserviceassignments.egress-agent.io";
+const ASSIGNMENTS: &str = "egressassignments.egress-agent.io";
+const EGRESSES: &str = "egresses.crd.antrea.io";
 const WRITE_EGRESS_IP: &str = "policy/egress_ip/write.rs";
 const EVENTS: &[Right] = &[("events.events.k8s.io", CLUSTER, "", "create")];
 const READ_SECRET: &[Right] = &[("secrets", OWN, SECRET, "get")];
@@ -67,6 +68,10 @@ const REQUESTS: &[RightsUse] = &[
             ("services", CLUSTER, "", "watch"),
             (ASSIGNMENTS, CLUSTER, "", "list"),
             (ASSIGNMENTS, CLUSTER, "", "watch"),
+            (EGRESSES, CLUSTER, "", "list"),
+            (EGRESSES, CLUSTER, "", "watch"),
+            ("externalippools.crd.antrea.io", CLUSTER, "", "list"),
+            ("externalippools.crd.antrea.io", CLUSTER, "", "watch"),
             ("egressservices.k8s.ovn.org", CLUSTER, "", "list"),
             ("egressservices.k8s.ovn.org", CLUSTER, "", "watch"),
             ("endpointslices.discovery.k8s.io", CLUSTER, "", "list"),
@@ -109,9 +114,24 @@ const REQUESTS: &[RightsUse] = &[
         &[],
         &[("egressips.k8s.ovn.org", CLUSTER, "", "patch"), (ASSIGNMENTS, CLUSTER, "", "patch")],
     ),
-    ("egress_service.rs", "api.create(&post_params(),", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "create")]),
-    ("egress_service.rs", "api.patch(name,", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "patch")]),
-    ("egress_service.rs", "assignments.delete(name,", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "delete")]),
+    ("assignments.rs", "self.assignments.create(&post_params(),", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "create")]),
+    ("assignments.rs", "self.assignments.patch(name,", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "patch")]),
+    ("assignments.rs", "self.assignments.delete(name,", 1, &[], &[(ASSIGNMENTS, CLUSTER, "", "delete")]),
+    ("antrea/mod.rs", "self.egresses.patch(name,", 1, &[], &[(EGRESSES, CLUSTER, "", "patch")]),
+    (
+        "antrea/mod.rs",
+        "self.egresses.patch_status(name,",
+        1,
+        &[],
+        &[("egresses.crd.antrea.io/status", CLUSTER, "", "patch")],
+    ),
+    (
+        "antrea/mod.rs",
+        "self.pools.patch_status(name,",
+        1,
+        &[],
+        &[("externalippools.crd.antrea.io/status", CLUSTER, "", "patch")],
+    ),
     (
         "egress_service.rs",
         "api.patch_status(&key.name,",
@@ -127,7 +147,7 @@ const REQUESTS: &[RightsUse] = &[
         &[],
         &[
             ("egressips.k8s.ovn.org/status", CLUSTER, "", "patch"),
-            ("egressserviceassignments.egress-agent.io/status", CLUSTER, "", "patch"),
+            ("egressassignments.egress-agent.io/status", CLUSTER, "", "patch"),
         ],
     ),
     ("leader_election/lease.rs", "self.api.get_opt(LEASE_NAME)", 1, READ_LEASE, READ_LEASE),
@@ -242,7 +262,7 @@ fn every_request_of_the_sources_is_known() {
         assert_eq!(source(file).matches(text).count(), *times, "{file}: {text}");
         *by_file.entry(file).or_default() += times;
     }
-    let handles = ["api", "assignments", "nodes", "objects"];
+    let handles = ["api", "assignments", "egresses", "nodes", "objects", "pools"];
     let calls: Vec<String> =
         handles.iter().flat_map(|handle| VERBS.split('|').map(move |verb| format!("{handle}.{verb}("))).collect();
     let others = ["watcher(api", "metadata_watcher(", "reflector(", "client.request"];

@@ -343,7 +343,7 @@ mod tests {
         let mut all = AllKinds::default();
         assert!(all.apply(kind, Update::Changed(key, early)).is_none(), "before the list");
         let of_services = Update::Replaced(Policies::new());
-        assert!(all.apply(PolicyKind::EgressService, of_services).is_none(), "one of two kinds");
+        assert!(all.apply(PolicyKind::Assignment, of_services).is_none(), "one of two kinds");
         let listed = all.apply(kind, Update::Replaced(Policies::from([policy("b")])));
         assert!(matches!(listed, Some(Update::Replaced(all)) if all.keys().eq([&PolicyKey::egress_ip("b")])));
         let (key, changed) = policy("c");

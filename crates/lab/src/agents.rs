@@ -42,7 +42,7 @@ const OF_BOTH: [&str; 6] = [
     "--on-unassigned",
 ];
 /// And those that agents do not have.
-const OF_CONTROLLERS: &str = "--egressip-reachability-grace";
+const OF_CONTROLLERS: [&str; 2] = ["--antrea", "--egressip-reachability-grace"];
 
 impl AgentOptions {
     pub fn new(binary: &Path, api: &KubeApi) -> Self {
@@ -60,7 +60,7 @@ impl AgentOptions {
         let (mut agents, mut controllers) = (true, false);
         for argument in arguments.into_iter().map(Into::<String>::into) {
             if argument.starts_with("--") {
-                agents = !argument.starts_with(OF_CONTROLLERS);
+                agents = !OF_CONTROLLERS.iter().any(|flag| argument.starts_with(flag));
                 controllers = !agents || OF_BOTH.iter().any(|flag| argument.starts_with(flag));
             }
             if controllers {

@@ -34,6 +34,10 @@ pub(super) struct ControllerArgs {
     unassigned: UnassignedArgs,
     #[command(flatten)]
     reachability: ReachabilityArgs,
+    /// Serve Antrea's Egress and ExternalIPPool objects (crd.antrea.io/v1beta1). Their definitions must be installed
+    /// (deploy/antrea), and Antrea must not serve them itself
+    #[arg(long, env = "EGRESS_AGENT_ANTREA")]
+    antrea: bool,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -95,6 +99,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         namespace: args.api.namespace.clone(),
         networks,
         on_unassigned: args.unassigned.on_unassigned(),
+        serves_antrea: args.antrea,
         probing,
         overlay: Some(args.tunnel.tunnel_port),
         outages,

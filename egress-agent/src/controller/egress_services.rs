@@ -23,6 +23,7 @@ use egress_core::model::services::ServiceKey;
 use egress_core::model::view::{Change, Update};
 use egress_core::status::conditions::ASSIGNED;
 use egress_kube::api_outage::ApiOutages;
+use egress_kube::assignments::{AssignmentWriter, StoredAssignment};
 use egress_kube::egress_service::{EgressServiceView, EgressServiceWriter, assignment_spec, watches};
 use egress_kube::events::Events;
 use egress_kube::leader_election::Leadership;
@@ -41,19 +42,23 @@ pub(super) struct EgressServiceTask {
     pub(super) outages: ApiOutages,
     pub(super) events: Events,
     pub(super) leadership: Leadership,
+    /// Assignments of other kinds are removed: a former controller served them, and nothing does now.
+    pub(super) removes_others: bool,
 }
 
 impl EgressServiceTask {
     /// Runs until stopped.
     pub(super) async fn run(self, mut policies: ChangeReceiver, stop: CancellationToken) {
-        let Self { client, outages, events, mut leadership } = self;
+        let Self { client, outages, events, mut leadership, removes_others } = self;
         let mut changes = watches(&client, &outages).ready_chunks(AT_ONCE);
-        let writer = EgressServiceWriter::new(client);
+        let (assignments, writer) = (AssignmentWriter::new(&client), EgressServiceWriter::new(client));
         let mut state = EgressServiceState {
             view: EgressServiceView::default(),
             policies: None,
             reported: BTreeMap::new(),
             write_errors: WriteErrorLog::default(),
+            removes_others,
+            assignments,
             writer,
             events,
             led: false,
@@ -103,6 +108,8 @@ struct EgressServiceState {
     /// The events that have been published, by the UID of the EgressService.
     reported: BTreeMap<String, NotAssigned>,
     write_errors: WriteErrorLog,
+    removes_others: bool,
+    assignments: AssignmentWriter,
     writer: EgressServiceWriter,
     events: Events,
     led: bool,
@@ -113,10 +120,9 @@ impl EgressServiceState {
         let Change::Policies(update) = change else { return };
         match update {
             Update::Replaced(all) => {
-                self.policies =
-                    Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::EgressService).collect());
+                self.policies = Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::Assignment).collect());
             }
-            Update::Changed(key, policy) if key.kind == PolicyKind::EgressService => {
+            Update::Changed(key, policy) if key.kind == PolicyKind::Assignment => {
                 self.policies.iter_mut().for_each(|all| drop(all.insert(key.clone(), Arc::clone(&policy))));
             }
             Update::Removed(key) => self.policies.iter_mut().for_each(|all| drop(all.remove(&key))),
@@ -125,7 +131,7 @@ impl EgressServiceState {
     }
 
     fn policy(&self, key: &ServiceKey) -> Option<&EgressPolicy> {
-        let key = PolicyKey { kind: PolicyKind::EgressService, name: assignment_name(key) };
+        let key = PolicyKey { kind: PolicyKind::Assignment, name: assignment_name(key) };
         self.policies.as_ref()?.get(&key).map(|policy| &**policy)
     }
 
@@ -186,21 +192,26 @@ impl EgressServiceState {
     ) {
         let specs: BTreeMap<String, _> = wanted
             .iter()
-            .filter_map(|(key, outcome)| Some((assignment_name(key), assignment_spec(key, outcome.as_ref().ok()?))))
+            .filter_map(|(key, outcome)| {
+                let service = self.view.inputs.egress_services.get(key)?;
+                Some((assignment_name(key), assignment_spec(key, service, outcome.as_ref().ok()?)))
+            })
             .collect();
-        for (name, stored) in self.view.assignments.iter().filter(|(name, _)| !specs.contains_key(*name)) {
-            errors.extend(timed(leadership, self.writer.unassign(name, stored)).await.err());
+        let is_own = |stored: &StoredAssignment| stored.is_of_service() || self.removes_others;
+        let own = self.view.assignments.iter().filter(|(_, stored)| is_own(stored));
+        for (name, stored) in own.filter(|(name, _)| !specs.contains_key(*name)) {
+            errors.extend(timed(leadership, self.assignments.unassign(name, stored)).await.err());
         }
         for (name, spec) in &specs {
             let stored = self.view.assignments.get(name);
             // One whose addresses are assigned does not become one that has none, nor the other way round: it is deleted
             // first, so that its addresses are released.
             if let Some(other) = stored.filter(|stored| stored.spec["sourceIPBy"] != spec["sourceIPBy"]) {
-                errors.extend(timed(leadership, self.writer.unassign(name, other)).await.err());
+                errors.extend(timed(leadership, self.assignments.unassign(name, other)).await.err());
                 continue;
             }
             if stored.is_none_or(|stored| stored.spec != *spec) {
-                errors.extend(timed(leadership, self.writer.assign(name, spec, stored)).await.err());
+                errors.extend(timed(leadership, self.assignments.assign(name, spec, stored)).await.err());
             }
         }
     }
@@ -232,7 +243,10 @@ impl EgressServiceState {
 }
 
 /// A write, unless this controller leads no more.
-async fn timed(leadership: &Leadership, write: impl Future<Output = Result<(), WriteError>>) -> Result<(), WriteError> {
+pub(super) async fn timed(
+    leadership: &Leadership,
+    write: impl Future<Output = Result<(), WriteError>>,
+) -> Result<(), WriteError> {
     if !leadership.leads() {
         return Err(WriteError::Stale);
     }

@@ -17,6 +17,7 @@ pub(super) struct Receivers {
     pub(super) prober: ChangeSender,
     pub(super) leader_probe: ChangeSender,
     pub(super) egress_services: ChangeSender,
+    pub(super) antrea: Option<ChangeSender>,
     pub(super) endpoints: Endpoints,
     pub(super) synced_lists: SyncedLists,
     pub(super) synced: watch::Sender<bool>,
@@ -47,6 +48,7 @@ impl Receivers {
                 self.synced_lists.objects |= matches!(update, Update::Replaced(_));
                 self.prober.put(change.clone());
                 self.egress_services.put(change.clone());
+                self.antrea.iter_mut().for_each(|antrea| antrea.put(change.clone()));
             }
             Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}
         }

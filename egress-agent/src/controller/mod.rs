@@ -7,9 +7,10 @@
 //! - [`ledger`]: the record of hand-overs, and the evidence of releases.
 //! - [`node_health`]: which egress nodes answer.
 //! - [`pod_counts`]: how many pods each object serves, and which agents are away.
-//! - `egress_services`: what becomes of EgressServices.
+//! - `egress_services`, `antrea`: what becomes of EgressServices, and of Antrea's Egresses.
 //! - [`cluster_metrics`]: the cluster in numbers. Pure.
 
+mod antrea;
 pub mod cluster_metrics;
 mod egress_services;
 mod fan_out;

@@ -16,7 +16,8 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::change_queue::{self, ChangeReceiver, ChangeSender};
+use crate::change_queue::{self, ChangeReceiver};
+use crate::controller::antrea::AntreaTask;
 use crate::controller::egress_services::EgressServiceTask;
 use crate::controller::fan_out::{Receivers, SyncedLists, fan_out};
 use crate::controller::node_health::leader_probe;
@@ -51,6 +52,8 @@ pub struct ControllerSettings {
     pub namespace: String,
     pub networks: ClusterNetworks,
     pub on_unassigned: OnUnassigned,
+    /// Whether Antrea's Egresses and ExternalIPPools are served.
+    pub serves_antrea: bool,
     /// How nodes are probed.
     pub probing: ProbeSettings,
     /// The UDP port of the overlay, through which nodes are probed too.
@@ -107,8 +110,8 @@ impl ControllerTopics {
 
 /// Runs until stopped. The Lease is released then, so that the other controller leads at once.
 pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
-    let ControllerSettings { node_name, namespace, networks, on_unassigned, probing, overlay, outages, health_page } =
-        settings;
+    let ControllerSettings { node_name, namespace, networks, probing, outages, .. } = settings;
+    let ControllerSettings { on_unassigned, serves_antrea, overlay, health_page, .. } = settings;
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let (key, key_publisher) = SharedKey::new();
@@ -122,11 +125,22 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (to_prober, prober_changes) = change_queue::inbox();
     let (to_leader_probe, leader_probe_changes) = change_queue::inbox();
     let (to_egress_services, egress_service_changes) = change_queue::inbox();
+    let (to_antrea, antrea_changes) = serves_antrea.then(change_queue::inbox).unzip();
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&controller.node_name);
     let heartbeat = Heartbeat::default();
 
     let mut parts = Tasks::new(&controller.stop);
-    let receivers = controller.receivers((to_reconciler, to_prober, to_leader_probe, to_egress_services), endpoints);
+    let synced = controller.topics.synced.clone();
+    let receivers = Receivers {
+        reconciler: to_reconciler,
+        prober: to_prober,
+        leader_probe: to_leader_probe,
+        egress_services: to_egress_services,
+        antrea: to_antrea,
+        endpoints,
+        synced_lists: SyncedLists::default(),
+        synced,
+    };
     parts.spawn(Task::ApiWatches, controller.api_watches(receivers));
     parts.spawn(Task::EventWriter, delivery.run(controller.stop.clone()));
     parts.spawn(Task::LeaderElection, controller.leader_election(outputs, heartbeat.clone()));
@@ -146,8 +160,12 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     if let Some(health_page) = health_page {
         health_page.set_running(Running::Controller(controller.sources(&leadership, heartbeat)));
     }
-    let egress_services = controller.egress_services(events.clone(), leadership.clone());
+    let egress_services = controller.egress_services(events.clone(), leadership.clone(), serves_antrea);
     parts.spawn(Task::EgressServices, egress_services.run(egress_service_changes, controller.stop.clone()));
+    if let Some(changes) = antrea_changes {
+        let antrea = controller.antrea(events.clone(), leadership.clone());
+        parts.spawn(Task::Antrea, antrea.run(changes, controller.stop.clone()));
+    }
     let reconciler = controller.reconciler(events, leadership, on_unassigned);
     parts.spawn(Task::Controller, reconciler.run(changes, controller.stop.clone()));
     parts.ended().await;
@@ -168,16 +186,6 @@ struct ControllerInputs {
 }
 
 impl ControllerInputs {
-    fn receivers(
-        &self,
-        (reconciler, prober, leader_probe, egress_services): (ChangeSender, ChangeSender, ChangeSender, ChangeSender),
-        endpoints: Endpoints,
-    ) -> Receivers {
-        let synced = self.topics.synced.clone();
-        let synced_lists = SyncedLists::default();
-        Receivers { reconciler, prober, leader_probe, egress_services, endpoints, synced_lists, synced }
-    }
-
     fn api_watches(&self, receivers: Receivers) -> impl Future<Output = ()> + use<> {
         let watches = for_controller(&self.client, &self.namespace, &self.networks.services, &self.outages);
         fan_out(watches, receivers, self.stop.clone())
@@ -194,8 +202,13 @@ impl ControllerInputs {
             .with_unassigned(on_unassigned)
     }
 
-    fn egress_services(&self, events: Events, leadership: Leadership) -> EgressServiceTask {
-        EgressServiceTask { client: self.client.clone(), outages: self.outages.clone(), events, leadership }
+    fn egress_services(&self, events: Events, leadership: Leadership, serves_antrea: bool) -> EgressServiceTask {
+        let (client, outages) = (self.client.clone(), self.outages.clone());
+        EgressServiceTask { client, outages, events, leadership, removes_others: !serves_antrea }
+    }
+
+    fn antrea(&self, events: Events, leadership: Leadership) -> AntreaTask {
+        AntreaTask { client: self.client.clone(), outages: self.outages.clone(), events, leadership }
     }
 
     fn leader_election(&self, outputs: ElectionOutputs, heartbeat: Heartbeat) -> impl Future<Output = ()> + use<> {

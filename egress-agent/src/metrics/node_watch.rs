@@ -66,7 +66,7 @@ fn report(events: &Events, Warning { subject, reason, message }: &Warning) {
     match subject {
         Subject::Policy { policy, uid } => {
             warn!(%policy, reason, "{message}");
-            events.warn(Regarding { policy, uid, pod: None }, reason, message);
+            events.warn(Regarding::policy(policy, uid), reason, message);
         }
         Subject::Node => {
             warn!(reason, "{message}");

@@ -163,7 +163,7 @@ mod tests {
             Arc::new(Node { name: "n1".into(), ..Node::default() }),
         )));
         assert!(!is(&listeners));
-        let key = PolicyKey { kind: PolicyKind::EgressService, name: "s".into() };
+        let key = PolicyKey { kind: PolicyKind::Assignment, name: "s".into() };
         let mut policy = EgressPolicy::new(origin("s", 1));
         for (name, expected) in [("n1", true), ("n2", false)] {
             policy.eligible_nodes = EligibleNodes::One(Some([name.to_owned()].into()));

@@ -26,7 +26,7 @@ use egress_core::node_health::liveness::ProbeTiming;
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::client::connect;
-use egress_kube::crd::{EgressIP, EgressNode, EgressService, EgressServiceAssignment};
+use egress_kube::crd::{EgressAssignment, EgressIP, EgressNode, EgressService};
 use egress_kube::health_key::SharedKey;
 use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -204,6 +204,7 @@ impl Cluster {
                     ..ClusterNetworks::default()
                 },
                 on_unassigned: OnUnassigned::NodeAddress,
+                serves_antrea: false,
                 probing: ProbeSettings {
                     rules: self.rules,
                     port: 0,
@@ -265,17 +266,15 @@ async fn install_crd(client: &Client, full: bool) {
     } else {
         put(&crds, crd).await;
     }
-    for other in [EgressNode::crd(), EgressService::crd(), EgressServiceAssignment::crd()] {
+    for other in [EgressNode::crd(), EgressService::crd(), EgressAssignment::crd()] {
         match crds.create(&PostParams::default(), &other).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             created => drop(created.expect("created")),
         }
     }
-    let assignments: Api<EgressServiceAssignment> = Api::all(client.clone());
-    until("the kind EgressServiceAssignment is served", || async {
-        assignments.list(&ListParams::default()).await.is_ok()
-    })
-    .await;
+    let assignments: Api<EgressAssignment> = Api::all(client.clone());
+    until("the kind EgressAssignment is served", || async { assignments.list(&ListParams::default()).await.is_ok() })
+        .await;
     let egress_nodes: Api<EgressNode> = Api::all(client.clone());
     until("the kind EgressNode is served", || async { egress_nodes.list(&ListParams::default()).await.is_ok() }).await;
     // A new kind is not served at once.

@@ -47,9 +47,19 @@ fn files() -> Vec<Generated> {
             text: |built| from_agent(built, "egress-services"),
         },
         Generated {
-            path: "deploy/base/egressserviceassignments.yaml",
+            path: "deploy/base/egressassignments.yaml",
             place: TextPlace::Whole,
-            text: |built| from_agent(built, "egress-service-assignments"),
+            text: |built| from_agent(built, "egress-assignments"),
+        },
+        Generated {
+            path: "deploy/antrea/egresses.yaml",
+            place: TextPlace::Whole,
+            text: |built| from_agent(built, "antrea-egresses"),
+        },
+        Generated {
+            path: "deploy/antrea/externalippools.yaml",
+            place: TextPlace::Whole,
+            text: |built| from_agent(built, "antrea-pools"),
         },
         Generated {
             path: "deploy/base/egressnodes.yaml",

@@ -30,6 +30,9 @@ pub(super) struct AddressClass {
     pub(super) nodes: Vec<NodeIndex>,
 }
 
+/// The named nodes, if a policy names them, and the networks that contain the address.
+type NetworkClass<'a> = (Option<Option<&'a BTreeSet<String>>>, Vec<IpNet>);
+
 #[derive(Debug)]
 pub(super) struct Hosts<'a> {
     /// The nodes that take part, by name.
@@ -45,8 +48,7 @@ pub(super) struct Hosts<'a> {
     /// All networks that decide about hosting.
     networks: Networks,
     pub(super) classes: Vec<AddressClass>,
-    /// By the networks that contain the address.
-    class_by_networks: BTreeMap<Vec<IpNet>, ClassIndex>,
+    class_by_networks: BTreeMap<NetworkClass<'a>, ClassIndex>,
     /// By the named nodes.
     class_by_names: BTreeMap<Option<&'a BTreeSet<String>>, ClassIndex>,
 }
@@ -115,8 +117,8 @@ impl<'a> Hosts<'a> {
     /// The class of an address of the policy.
     pub(super) fn class(&mut self, policy: &'a EgressPolicy, address: IpAddr) -> ClassIndex {
         match &policy.eligible_nodes {
-            EligibleNodes::Labelled => self.class_of_labelled(address),
             EligibleNodes::One(names) => self.class_of_named(names.as_ref()),
+            eligible => self.class_by_network(eligible, address),
         }
     }
 
@@ -133,13 +135,18 @@ impl<'a> Hosts<'a> {
         class
     }
 
-    fn class_of_labelled(&mut self, address: IpAddr) -> ClassIndex {
-        let key = self.networks.containing(address);
+    fn class_by_network(&mut self, eligible: &'a EligibleNodes, address: IpAddr) -> ClassIndex {
+        let names = match eligible {
+            EligibleNodes::Named(names) => Some(names.as_ref()),
+            EligibleNodes::Labelled | EligibleNodes::One(_) => None,
+        };
+        let networks = self.networks.containing(address);
+        let mut nodes = self.networks.nodes(&networks);
+        let key = (names, networks);
         if let Some(class) = self.class_by_networks.get(&key) {
             return *class;
         }
-        let mut nodes = self.networks.nodes(&key);
-        nodes.retain(|node| EligibleNodes::Labelled.can_host(self.nodes[*node].1, address));
+        nodes.retain(|node| eligible.can_host(self.nodes[*node].1, address));
         let is_other = |node: &NodeIndex| self.nodes[*node].1.other_interface(address).is_some();
         if nodes.iter().any(is_other) {
             nodes.retain(is_other);

@@ -33,7 +33,7 @@ use egress_common::abi::MAX_SLOTS;
 
 use crate::model::ledger::HandOver;
 use crate::model::node::Node;
-use crate::model::policy::{EgressPolicy, Item, Policies, PolicyKey, parse_egress_ip};
+use crate::model::policy::{AddressUse, EgressPolicy, Item, Policies, PolicyKey, parse_egress_ip};
 use crate::model::reserved::{ClusterNetworks, Reservations};
 use crate::model::services::Services;
 use crate::selection::by_rank;
@@ -175,7 +175,7 @@ fn reservations(inputs: &AssignmentInputs<'_>, claims: &[Claim<'_>]) -> Reservat
     if !services.is_empty() {
         let shown: BTreeSet<IpAddr> =
             claims.iter().flat_map(|claim| &claim.items).map(|(address, _)| *address).collect();
-        let shares = |claim: &&Claim<'_>| claim.policy.key().kind.shares_addresses();
+        let shares = |claim: &&Claim<'_>| claim.policy.address_use == AddressUse::OfService;
         let shared: BTreeSet<IpAddr> = claims.iter().filter(shares).flat_map(|claim| claim.addresses.clone()).collect();
         services.retain(|address| !shown.contains(address) && !shared.contains(address));
     }

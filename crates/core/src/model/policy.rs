@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::model::node::Node;
 use crate::model::selector::Selector;
@@ -64,43 +65,94 @@ impl Conditions {
     }
 }
 
-/// The API that a policy was written in. The order is the precedence between policies of different kinds.
+/// The kind of object that a policy was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PolicyKind {
-    /// `egress-agent.io/v1alpha1` EgressServiceAssignment: what the controller has made of an EgressService.
-    EgressService,
+    /// `egress-agent.io/v1alpha1` EgressAssignment: what the controller has made of objects of other kinds.
+    Assignment,
     /// `k8s.ovn.org/v1` EgressIP.
     EgressIp,
 }
 
 impl PolicyKind {
     /// In the order of the variants.
-    pub const ALL: [Self; 2] = [Self::EgressService, Self::EgressIp];
+    pub const ALL: [Self; 2] = [Self::Assignment, Self::EgressIp];
 
     /// The kind as in Kubernetes objects.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::EgressService => "EgressServiceAssignment",
+            Self::Assignment => "EgressAssignment",
             Self::EgressIp => "EgressIP",
         }
     }
+}
 
-    /// The field that lists the addresses.
-    pub const fn addresses_field(self) -> &'static str {
+/// The kinds of objects that users write. The order is the precedence between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SourceKind {
+    /// `k8s.ovn.org/v1` EgressService.
+    EgressService,
+    /// `k8s.ovn.org/v1` EgressIP.
+    #[serde(rename = "EgressIP")]
+    EgressIp,
+    /// `crd.antrea.io/v1beta1` Egress.
+    Egress,
+}
+
+impl SourceKind {
+    /// The kind as in Kubernetes objects.
+    pub const fn as_str(self) -> &'static str {
         match self {
-            Self::EgressService => "spec.addresses",
-            Self::EgressIp => "spec.egressIPs",
+            Self::EgressService => "EgressService",
+            Self::EgressIp => "EgressIP",
+            Self::Egress => "Egress",
         }
     }
+}
 
-    /// Whether the addresses are addresses of Services too: see
-    /// [`KernelState::shared`](crate::model::state::KernelState::shared).
-    pub const fn shares_addresses(self) -> bool {
-        match self {
-            Self::EgressService => true,
-            Self::EgressIp => false,
-        }
+/// The object that a user wrote a rule in. The order is the precedence of rules, the same on every node: by kind, then age,
+/// then name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RuleSource {
+    pub kind: SourceKind,
+    pub created: CreationTimestamp,
+    /// Empty for a cluster-scoped kind.
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+impl RuleSource {
+    /// `name`, or `namespace/name`.
+    pub fn full_name(&self) -> String {
+        let Self { namespace, name, .. } = self;
+        if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") }
     }
+}
+
+impl fmt::Display for RuleSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.as_str(), self.full_name())
+    }
+}
+
+/// Which pods leave with the addresses of a policy, and for which destinations. Objects that share an address become rules
+/// of one policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyRule {
+    pub source: RuleSource,
+    /// A pod is selected by any of them.
+    pub selects: Vec<Selects>,
+    pub destinations: Destinations,
+}
+
+/// What else a policy's addresses are used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddressUse {
+    #[default]
+    EgressOnly,
+    /// They are addresses of a Service too: see [`KernelState::shared`](crate::model::state::KernelState::shared).
+    OfService,
 }
 
 // Arrays with a value of each kind are indexed by the kind.
@@ -141,7 +193,7 @@ pub struct PolicyOrigin {
     pub created: CreationTimestamp,
 }
 
-/// The pods that a policy selects.
+/// Selects pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selects {
     pub namespaces: Selector,
@@ -207,6 +259,9 @@ pub enum EligibleNodes {
     /// One of these nodes, or of all, for all addresses together: whatever their networks are, since something else
     /// makes the addresses lead to the node.
     One(Option<BTreeSet<String>>),
+    /// Any of these nodes, or of all, with a network that contains the address, whether or not they have the label. Each
+    /// address has a node of its own.
+    Named(Option<BTreeSet<String>>),
 }
 
 impl EligibleNodes {
@@ -219,7 +274,7 @@ impl EligibleNodes {
     pub fn has(&self, node: &Node) -> bool {
         match self {
             Self::Labelled => node.assignable,
-            Self::One(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
+            Self::One(names) | Self::Named(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
         }
     }
 
@@ -249,8 +304,10 @@ impl EgressNodes {
         for policy in policies {
             match &policy.eligible_nodes {
                 EligibleNodes::Labelled => {}
-                EligibleNodes::One(None) => nodes.all = true,
-                EligibleNodes::One(Some(names)) => nodes.named.extend(names.iter().cloned()),
+                EligibleNodes::One(None) | EligibleNodes::Named(None) => nodes.all = true,
+                EligibleNodes::One(Some(names)) | EligibleNodes::Named(Some(names)) => {
+                    nodes.named.extend(names.iter().cloned());
+                }
             }
         }
         nodes
@@ -268,7 +325,7 @@ pub struct NamingPolicies(Policies);
 
 impl NamingPolicies {
     pub fn apply(&mut self, update: Update<PolicyKey, Arc<EgressPolicy>>) {
-        let names_nodes = |policy: &EgressPolicy| policy.eligible_nodes.is_one();
+        let names_nodes = |policy: &EgressPolicy| policy.eligible_nodes != EligibleNodes::Labelled;
         match update {
             Update::Replaced(all) => self.0 = all.into_iter().filter(|(_, policy)| names_nodes(policy)).collect(),
             Update::Changed(key, policy) if names_nodes(&policy) => drop(self.0.insert(key, policy)),
@@ -302,10 +359,10 @@ pub struct Published {
 pub struct EgressPolicy {
     pub origin: PolicyOrigin,
     /// `None` if a selector is unreadable and no earlier reading is known: then no new pods are selected.
-    pub selects: Option<Selects>,
-    pub destinations: Destinations,
+    pub rules: Option<Vec<PolicyRule>>,
     /// The addresses as typed.
     pub listed: Vec<String>,
+    pub address_use: AddressUse,
     pub eligible_nodes: EligibleNodes,
     pub network: Option<PolicyNetwork>,
     /// Packets without an address are dropped, where the operator's default would be the node's address.
@@ -351,7 +408,7 @@ impl Reading for EgressPolicy {
             unreadable.is_known = !known.is_unknown(unreadable.part);
             match unreadable.part {
                 PolicyPart::Addresses => self.listed.clone_from(&known.listed),
-                PolicyPart::Selectors => self.selects.clone_from(&known.selects),
+                PolicyPart::Selectors => self.rules.clone_from(&known.rules),
                 PolicyPart::Items => self.published.items.clone_from(&known.published.items),
             }
         }
@@ -369,9 +426,9 @@ impl EgressPolicy {
     pub fn new(origin: PolicyOrigin) -> Self {
         Self {
             origin,
-            selects: None,
-            destinations: Destinations::All,
+            rules: None,
             listed: Vec::new(),
+            address_use: AddressUse::EgressOnly,
             eligible_nodes: EligibleNodes::Labelled,
             network: None,
             drop_unassigned: false,
@@ -393,9 +450,30 @@ impl EgressPolicy {
         &self.origin.key.name
     }
 
-    /// Kind first, then age, then name: the precedence of policies, the same on every node.
-    pub fn rank(&self) -> (PolicyKind, CreationTimestamp, &str) {
-        (self.origin.key.kind, self.origin.created, self.name())
+    /// The precedence of policies, the same on every node: that of the first rule. An assignment without readable rules comes
+    /// last.
+    pub fn rank(&self) -> (SourceKind, CreationTimestamp, &str) {
+        let first = self.rules.iter().flatten().map(|rule| &rule.source).min();
+        let unknown = match self.origin.key.kind {
+            PolicyKind::EgressIp => SourceKind::EgressIp,
+            PolicyKind::Assignment => SourceKind::Egress,
+        };
+        match first {
+            Some(source) => (source.kind, source.created, self.name()),
+            None => (unknown, self.origin.created, self.name()),
+        }
+    }
+
+    /// The rule of an EgressIP object, which has one.
+    pub fn own_rule(origin: &PolicyOrigin, selects: Selects) -> PolicyRule {
+        let source = RuleSource {
+            kind: SourceKind::EgressIp,
+            created: origin.created,
+            namespace: String::new(),
+            name: origin.key.name.clone(),
+            uid: origin.uid.clone(),
+        };
+        PolicyRule { source, selects: vec![selects], destinations: Destinations::All }
     }
 
     /// Whether a listed address has a node in the status.

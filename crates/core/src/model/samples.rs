@@ -7,9 +7,12 @@ use crate::model::selector::{Requirement, Selector};
 use ipnet::IpNet;
 
 use crate::model::interface::{EgressInterface, InterfaceState};
-use crate::model::policy::{EgressPolicy, Item, PolicyKey, PolicyOrigin, Published, Selects};
+use crate::model::policy::{
+    AddressUse, EgressPolicy, Item, PolicyKey, PolicyKind, PolicyOrigin, PolicyRule, Published, Selects, SourceKind,
+};
 use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::{EgressId, EgressIds};
+use crate::model::view::CreationTimestamp;
 
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal")
@@ -62,9 +65,10 @@ pub fn items(items: &[(&str, &str)]) -> Vec<Item> {
 
 /// Selects the pods of namespaces with `env=prod`, with egress ID 1. Items are pairs of node and address.
 pub fn policy(name: &str, listed: &[&str], assigned: &[(&str, &str)]) -> EgressPolicy {
+    let selects = Selects { namespaces: equals("env", "prod"), pods: Selector::default() };
     EgressPolicy {
         listed: listed.iter().map(|text| (*text).to_owned()).collect(),
-        selects: Some(Selects { namespaces: equals("env", "prod"), pods: Selector::default() }),
+        rules: Some(vec![EgressPolicy::own_rule(&origin(name, 1), selects)]),
         published: Published { ids: EgressIds::both(EgressId(1)), items: items(assigned), ..Published::default() },
         ..EgressPolicy::new(origin(name, 1))
     }
@@ -85,11 +89,38 @@ impl EgressPolicy {
         policy
     }
 
-    /// A copy of another origin.
+    /// A copy of another origin, which its rules have too.
     #[must_use]
     pub fn from_origin(&self, change: impl FnOnce(&mut PolicyOrigin)) -> Self {
         let mut policy = self.clone();
         change(&mut policy.origin);
+        let PolicyOrigin { key, uid, created, .. } = policy.origin.clone();
+        for source in policy.rules.iter_mut().flatten().map(|rule| &mut rule.source) {
+            (source.name, source.uid, source.created) = (key.name.clone(), uid.clone(), created);
+        }
+        policy
+    }
+
+    /// A copy as the assignment of an EgressService, created then.
+    #[must_use]
+    pub fn of_service(&self, created: CreationTimestamp) -> Self {
+        let policy = self.from_origin(|origin| {
+            origin.key.kind = PolicyKind::Assignment;
+            origin.created = created;
+        });
+        let any = || {
+            vec![Self::own_rule(&policy.origin, Selects { namespaces: Selector::default(), pods: Selector::default() })]
+        };
+        let rules = Some(policy.rules.clone().unwrap_or_else(any));
+        let policy = Self { address_use: AddressUse::OfService, rules, ..policy };
+        policy.with_rules(|rule| rule.source.kind = SourceKind::EgressService)
+    }
+
+    /// A copy whose rules are changed.
+    #[must_use]
+    pub fn with_rules(&self, change: impl Fn(&mut PolicyRule)) -> Self {
+        let mut policy = self.clone();
+        policy.rules.iter_mut().flatten().for_each(change);
         policy
     }
 }

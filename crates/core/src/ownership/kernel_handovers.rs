@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::model::ledger::{HandOver, Ledger};
 use crate::model::node::{Given, Node, Prepared};
+use crate::model::policy::AddressUse;
 use crate::model::state::family_of;
 use crate::model::state::{EgressId, HandoverStage, HandoverState, KernelState, Place, TunnelEndpoint};
 use crate::model::view::ClusterView;
@@ -130,7 +131,7 @@ pub fn handovers(
 /// Whether the policy's address is a Service's too.
 fn is_shared(view: &ClusterView, id: EgressId) -> bool {
     let mut policies = view.policies.values().filter(|policy| policy.published.ids.contains(id));
-    policies.any(|policy| policy.key().kind.shares_addresses())
+    policies.any(|policy| policy.address_use == AddressUse::OfService)
 }
 
 /// The policy that the address serves, on this node or on the other one.

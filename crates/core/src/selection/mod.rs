@@ -15,9 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::model::policy::{Destinations, EgressPolicy, Policies, PolicyKey};
+use crate::model::policy::{
+    Destinations, EgressPolicy, Policies, PolicyKey, PolicyRule, RuleSource, Selects, SourceKind,
+};
 use crate::model::state::{ClassPolicies, EgressId, EgressIds, Family, KernelState, NOT_NUMBERED, PodState, family_of};
-use crate::model::view::{ClusterView, Pod, PodKey, Remembered};
+use crate::model::view::{ClusterView, CreationTimestamp, Pod, PodKey, Remembered};
 use crate::selection::classes::{Candidate, ClassNumbers, ClassTable};
 use crate::selection::pod_addresses::PodAddressSpace;
 
@@ -27,12 +29,44 @@ pub const MOST_STANDBY: usize = 16;
 /// Sets of policies whose common destinations are kept.
 const MOST_TABLES: usize = 1024;
 
-/// A policy that selects a pod which an older one serves.
+/// A rule that selects a pod which one of another policy serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Standby {
-    pub policy: PolicyKey,
+    pub rule: RuleSource,
     pub pod: PodKey,
-    pub served_by: PolicyKey,
+    pub served_by: RuleSource,
+}
+
+/// A rule that selects a pod.
+#[derive(Clone, Debug)]
+struct SelectingRule {
+    policy: Arc<EgressPolicy>,
+    /// Its index; zero also where the rules are unreadable.
+    index: usize,
+}
+
+impl SelectingRule {
+    fn rule(&self) -> Option<&PolicyRule> {
+        self.policy.rules.as_ref()?.get(self.index)
+    }
+
+    fn source(&self) -> Option<&RuleSource> {
+        self.rule().map(|rule| &rule.source)
+    }
+
+    fn destinations(&self) -> &Destinations {
+        self.rule().map_or(&Destinations::All, |rule| &rule.destinations)
+    }
+
+    fn rank(&self) -> (SourceKind, CreationTimestamp, &str, &str) {
+        match self.source() {
+            Some(source) => (source.kind, source.created, &source.namespace, &source.name),
+            None => {
+                let (kind, created, name) = self.policy.rank();
+                (kind, created, "", name)
+            }
+        }
+    }
 }
 
 /// The egress IDs of all policies that have one. If two policies carry the same ID, the older keeps it and the other
@@ -56,12 +90,15 @@ pub fn by_rank<'a>(policies: impl IntoIterator<Item = &'a Arc<EgressPolicy>>) ->
 pub struct Selection {
     network: PodAddressSpace,
     ids: BTreeMap<PolicyKey, EgressIds>,
-    /// The policies that select a namespace, by rank; only namespaces that have pods here.
-    by_namespace: BTreeMap<String, Vec<Arc<EgressPolicy>>>,
-    /// What the policies of a pod come to, in their order, where one of them has destinations.
-    tables: BTreeMap<(Family, Vec<PolicyKey>), Arc<SelectedClass>>,
+    /// The rules that select a namespace, by rank; only namespaces that have pods here.
+    by_namespace: BTreeMap<String, Vec<SelectingRule>>,
+    /// What the rules of a pod come to, in their order, where one of them has destinations.
+    tables: BTreeMap<(Family, RuleKeys), Arc<SelectedClass>>,
     numbers: ClassNumbers,
 }
+
+/// Policies, each with the index of a rule.
+type RuleKeys = Vec<(PolicyKey, usize)>;
 
 /// The state of pods with these policies, the class if it is one, and the policies that do not apply.
 #[derive(Debug)]
@@ -123,22 +160,22 @@ impl Selection {
         }
         let state = match selecting.first() {
             None => PodState::Known,
-            Some(policy) => PodState::Selected(self.id(policy.key(), family).unwrap_or(NOT_NUMBERED)),
+            Some(first) => PodState::Selected(self.id(first.policy.key(), family).unwrap_or(NOT_NUMBERED)),
         };
         Some((state, None))
     }
 
-    /// What these policies come to together. `None` if they apply to every destination: the first serves the pod.
-    fn class_of(&mut self, selecting: &[Arc<EgressPolicy>], family: Family) -> Option<Arc<SelectedClass>> {
-        if selecting.iter().all(|policy| policy.destinations == Destinations::All) {
+    /// What these rules come to together. `None` if they apply to every destination: the first serves the pod.
+    fn class_of(&mut self, selecting: &[SelectingRule], family: Family) -> Option<Arc<SelectedClass>> {
+        if selecting.iter().all(|one| *one.destinations() == Destinations::All) {
             return None;
         }
-        let keys: Vec<PolicyKey> = selecting.iter().map(|policy| policy.key().clone()).collect();
+        let keys: Vec<_> = selecting.iter().map(|one| (one.policy.key().clone(), one.index)).collect();
         let (ids, numbers) = (&self.ids, &mut self.numbers);
         let class = self.tables.entry((family, keys)).or_insert_with(|| {
             let id = |policy: &EgressPolicy| ids.get(policy.key()).and_then(|ids| ids.of(family));
             let candidates = selecting.iter();
-            let candidates = candidates.map(|one| Candidate { destinations: &one.destinations, id: id(one) });
+            let candidates = candidates.map(|one| Candidate { destinations: one.destinations(), id: id(&one.policy) });
             let candidates: Vec<Candidate<'_>> = candidates.collect();
             let ClassTable { policies, beaten } = classes::table(&candidates, family);
             let policies = Arc::new(policies);
@@ -152,7 +189,7 @@ impl Selection {
         Some(Arc::clone(class))
     }
 
-    /// The policies that select these pods and do not serve them.
+    /// The rules that select these pods and do not serve them.
     pub fn standby<'a>(&mut self, view: &ClusterView, pods: impl IntoIterator<Item = &'a PodKey>) -> BTreeSet<Standby> {
         let mut standby = BTreeSet::new();
         let pods = pods.into_iter().filter_map(|key| view.pods.get_key_value(key));
@@ -164,11 +201,14 @@ impl Selection {
                     Some(class) => class.beaten.clone(),
                     None => (1..selecting.len()).map(|index| (index, 0)).collect(),
                 };
-                standby.extend(beaten.into_iter().take(MOST_STANDBY).map(|(index, by)| Standby {
-                    policy: selecting[index].key().clone(),
-                    pod: key.clone(),
-                    served_by: selecting[by].key().clone(),
-                }));
+                let pairs = beaten.into_iter().map(|(index, by)| (&selecting[index], &selecting[by]));
+                // Rules of one policy give the same addresses.
+                let others = pairs.filter(|(one, by)| one.policy.key() != by.policy.key());
+                let reported = others.filter_map(|(one, by)| {
+                    let (rule, served_by) = (one.source()?.clone(), by.source()?.clone());
+                    Some(Standby { rule, pod: key.clone(), served_by })
+                });
+                standby.extend(reported.take(MOST_STANDBY));
             }
         }
         standby
@@ -182,40 +222,49 @@ impl Selection {
             None => true,
             Some(_) if !holder.1.starting || !holder.1.attached.is_empty() => false,
             // A policy with unreadable selectors might select it.
-            Some(selecting) => !selecting.is_empty() || view.policies.values().any(|policy| policy.selects.is_none()),
+            Some(selecting) => !selecting.is_empty() || view.policies.values().any(|policy| policy.rules.is_none()),
         };
         let mut pods = view.pods.iter().filter(is_alive);
         pods.any(|holder| [Family::V4, Family::V6].into_iter().any(|family| awaits(holder, family)))
     }
 
-    /// The policies that select a pod in this family, by rank, those that can serve it first. `None` while the namespace is
+    /// The rules that select a pod in this family, by rank, those that can serve it first. `None` while the namespace is
     /// unknown.
     fn selecting(
         &mut self,
         view: &ClusterView,
         (key, pod): (&PodKey, &Pod),
         family: Family,
-    ) -> Option<Vec<Arc<EgressPolicy>>> {
+    ) -> Option<Vec<SelectingRule>> {
         let labels = view.namespaces.get(&key.namespace)?;
         let candidates = self.by_namespace.entry(key.namespace.clone()).or_insert_with(|| {
-            let selected = |o: &&Arc<EgressPolicy>| o.selects.as_ref().is_none_or(|s| s.namespaces.matches(labels));
-            by_rank(view.policies.values().filter(selected)).into_iter().cloned().collect()
+            let selected = |rule: &PolicyRule| rule.selects.iter().any(|one| one.namespaces.matches(labels));
+            let of_policy = |policy: &Arc<EgressPolicy>| -> Vec<SelectingRule> {
+                let one = |index| SelectingRule { policy: Arc::clone(policy), index };
+                match &policy.rules {
+                    None => vec![one(0)],
+                    Some(rules) => (0..rules.len()).filter(|index| selected(&rules[*index])).map(one).collect(),
+                }
+            };
+            let mut rules: Vec<SelectingRule> = view.policies.values().flat_map(of_policy).collect();
+            rules.sort_by(|a, b| a.rank().cmp(&b.rank()));
+            rules
         });
         let remembered = view.remembered.get(&(pod.uid.clone(), family));
         let known = |policy: &EgressPolicy| {
             let id = self.ids.get(policy.key()).and_then(|ids| ids.of(family))?;
             remembered?.get(&id).copied()
         };
-        let selected = |policy: &&Arc<EgressPolicy>| match &policy.selects {
-            _ if !policy.destinations.has_family(family) => false,
-            Some(selects) => selects.pods.matches(&pod.labels),
+        let is_selected = |one: &Selects| one.namespaces.matches(labels) && one.pods.matches(&pod.labels);
+        let selected = |one: &&SelectingRule| match one.rule() {
+            Some(rule) => rule.destinations.has_family(family) && rule.selects.iter().any(is_selected),
             // With unreadable selectors, the policy selects the pods that it selected before.
-            None => known(policy).is_some(),
+            None => known(&one.policy).is_some(),
         };
         let mut selecting: Vec<_> = candidates.iter().filter(selected).cloned().collect();
         let may_serve = |policy: &EgressPolicy| policy.has_assigned() || known(policy) == Some(true);
         // Stable: by rank among each.
-        selecting.sort_by_key(|policy| !may_serve(policy));
+        selecting.sort_by_key(|one| !may_serve(&one.policy));
         Some(selecting)
     }
 }

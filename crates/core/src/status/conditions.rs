@@ -198,7 +198,7 @@ fn assigned(policy: &EgressPolicy, outcome: &ObjectAssignment, cluster: &Cluster
     let mut causes: Vec<String> = spec_problems(policy).map(|(_, message)| message).collect();
     causes.extend(outcome.entries.iter().filter_map(|(entry, status)| cause(entry, status, cluster)));
     if outcome.entries.is_empty() {
-        causes.push(format!("{} is empty", policy.key().kind.addresses_field()));
+        causes.push("spec.egressIPs is empty".to_owned());
     }
     let message = match cluster.consequence(policy, outcome) {
         _ if causes.is_empty() => "every egress IP has a node".to_owned(),

@@ -46,7 +46,7 @@ impl MoveReason {
             None => Self::Deleted,
             Some(_) if is_unreachable => Self::Unreachable,
             Some(node) if !node.ready => Self::NotReady,
-            Some(node) if !eligible.has(node) && eligible.is_one() => Self::NotNamed,
+            Some(node) if !eligible.has(node) && *eligible != EligibleNodes::Labelled => Self::NotNamed,
             Some(node) if !eligible.has(node) => Self::NotLabelled,
             Some(node) if node.drained => Self::Drained,
             Some(_) => Self::Other,

@@ -31,7 +31,7 @@ use crate::backoff::{Backoff, Failure};
 use crate::error_text::ErrorText;
 use crate::events::limit::Limit;
 use crate::{crd, policy, post_params};
-use egress_core::model::policy::{EgressPolicy, PolicyKey};
+use egress_core::model::policy::{EgressPolicy, PolicyKey, RuleSource, SourceKind};
 use egress_core::model::services::ServiceKey;
 use egress_core::model::view::PodKey;
 
@@ -169,30 +169,77 @@ fn lock(limit: &Mutex<Limit>) -> MutexGuard<'_, Limit> {
     limit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The egress policy that an event is about.
-#[derive(Clone, Copy, Debug)]
-pub struct Regarding<'a> {
-    pub policy: &'a PolicyKey,
-    /// Of its object.
-    pub uid: &'a str,
-    /// A related pod.
-    pub pod: Option<&'a PodKey>,
+/// The object that an event is about, and a related pod.
+#[derive(Clone, Debug)]
+pub struct Regarding {
+    object: ObjectReference,
+    pod: Option<ObjectReference>,
 }
 
-impl<'a> From<&'a EgressPolicy> for Regarding<'a> {
-    fn from(policy: &'a EgressPolicy) -> Self {
-        Self { policy: policy.key(), uid: &policy.origin.uid, pod: None }
+impl Regarding {
+    /// An object of a user.
+    pub fn source(source: &RuleSource) -> Self {
+        let RuleSource { kind, namespace, name, uid, .. } = source;
+        let resource = crd::source_resource(*kind);
+        let object = ObjectReference {
+            api_version: Some(resource.api_version),
+            kind: Some(resource.kind),
+            namespace: (!namespace.is_empty()).then(|| namespace.clone()),
+            name: Some(name.clone()),
+            uid: Some(uid.clone()),
+            ..ObjectReference::default()
+        };
+        Self { object, pod: None }
+    }
+
+    /// The object of a policy with this UID.
+    pub fn policy(policy: &PolicyKey, uid: &str) -> Self {
+        let resource = policy::api_of(policy.kind).resource();
+        let object = ObjectReference {
+            api_version: Some(resource.api_version),
+            kind: Some(resource.kind),
+            name: Some(policy.name.clone()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        Self { object, pod: None }
+    }
+
+    /// An ExternalIPPool of Antrea.
+    pub fn pool(name: &str, uid: &str) -> Self {
+        let resource = crate::antrea::pool_resource();
+        let object = ObjectReference {
+            api_version: Some(resource.api_version),
+            kind: Some(resource.kind),
+            name: Some(name.to_owned()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        Self { object, pod: None }
+    }
+
+    #[must_use]
+    pub fn with_pod(self, pod: &PodKey) -> Self {
+        Self { pod: Some(reference(pod)), ..self }
+    }
+}
+
+/// The object that its users know: of an assignment the first one that it was made of.
+impl From<&EgressPolicy> for Regarding {
+    fn from(policy: &EgressPolicy) -> Self {
+        let source = policy.rules.iter().flatten().map(|rule| &rule.source).min();
+        source.map_or_else(|| Self::policy(policy.key(), &policy.origin.uid), Self::source)
     }
 }
 
 impl Events {
     /// A warning.
-    pub fn warn<'a>(&self, about: impl Into<Regarding<'a>>, reason: &str, message: &str) {
+    pub fn warn(&self, about: impl Into<Regarding>, reason: &str, message: &str) {
         self.queue(self.event(about.into(), reason, message, Timestamp::now()));
     }
 
     /// A normal event about an object.
-    pub fn note<'a>(&self, about: impl Into<Regarding<'a>>, reason: &str, message: &str) {
+    pub fn note(&self, about: impl Into<Regarding>, reason: &str, message: &str) {
         let event = self.event(about.into(), reason, message, Timestamp::now());
         self.queue(Event { type_: Some("Normal".to_owned()), ..event });
     }
@@ -219,14 +266,9 @@ impl Events {
 
     /// A controller's warning about an EgressService, in its namespace.
     pub fn warn_of_egress_service(&self, (service, uid): (&ServiceKey, &str), reason: &str, message: &str) {
-        let mut event = of_service(&self.node_name, (service, uid), (reason, message), Timestamp::now());
-        if let Some(regarding) = &mut event.regarding {
-            let resource = crd::egress_service_resource();
-            regarding.api_version = Some(resource.api_version);
-            regarding.kind = Some(resource.kind);
-        }
-        event.action = Some("Assign".to_owned());
-        self.queue(event);
+        let ServiceKey { namespace, name } = service.clone();
+        let source = RuleSource { kind: SourceKind::EgressService, created: 0, namespace, name, uid: uid.to_owned() };
+        self.warn(Regarding::source(&source), reason, message);
     }
 
     fn queue(&self, mut event: Event) {
@@ -244,17 +286,11 @@ impl Events {
         }
     }
 
-    fn event(&self, about: Regarding<'_>, reason: &str, message: &str, now: Timestamp) -> Event {
-        let pod = about.pod.map(reference);
-        let resource = policy::api_of(about.policy.kind).resource();
-        let regarding = ObjectReference {
-            api_version: Some(resource.api_version),
-            kind: Some(resource.kind),
-            name: Some(about.policy.name.clone()),
-            uid: Some(about.uid.to_owned()),
-            ..ObjectReference::default()
-        };
-        let event = warning((&self.node_name, regarding), "Assign", (reason, message), now);
+    fn event(&self, Regarding { object, pod }: Regarding, reason: &str, message: &str, now: Timestamp) -> Event {
+        let namespace = object.namespace.clone();
+        let mut event = warning((&self.node_name, object), "Assign", (reason, message), now);
+        // The API requires the namespace of the object.
+        event.metadata.namespace = namespace.or(event.metadata.namespace);
         Event { related: pod, ..event }
     }
 }

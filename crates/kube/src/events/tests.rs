@@ -11,7 +11,7 @@ async fn an_event_waits_for_a_server_that_hangs_up() {
     let writing = tokio::spawn(delivery.run(stop.clone()));
     server.close_connections(2);
     for (name, message) in [("one", "first"), ("two", "second")] {
-        events.warn(Regarding { policy: &name.into(), uid: "u", pod: None }, "EgressIPConflict", message);
+        events.warn(Regarding::policy(&name.into(), "u"), "EgressIPConflict", message);
     }
     // Two failed tries, then one for each.
     until("both are written", || server.requests("POST") == 4).await;

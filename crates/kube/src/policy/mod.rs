@@ -1,10 +1,11 @@
 //! The APIs that egress policies are written in, behind one seam.
 //!
-//! Everything else knows policies only. To add an API: a variant of [`PolicyKind`] (its place is its precedence), a folder
-//! beside `egress_ip` that implements [`PolicyApi`], and a line in [`api_of`]; the rights in `deploy/` must cover it.
+//! Everything else knows policies only. Agents read two kinds of objects, EgressIP and EgressAssignment. To add an API: a
+//! variant of [`SourceKind`](egress_core::model::policy::SourceKind) (its place is its precedence), and a task of the controller
+//! that makes assignments of its objects; the rights in `deploy/` must cover it.
 
+mod assignment;
 mod egress_ip;
-mod egress_service;
 pub mod status;
 
 use futures::future::BoxFuture;
@@ -13,9 +14,9 @@ use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject};
 
 use crate::convert::created;
+use crate::policy::assignment::EgressAssignments;
 use crate::policy::egress_ip::EgressIp;
 pub(crate) use crate::policy::egress_ip::read::selector;
-use crate::policy::egress_service::EgressServiceAssignments;
 use crate::policy::status::{DesiredStatus, WriteError};
 use egress_core::model::policy::{EgressPolicy, PolicyKey, PolicyKind, PolicyOrigin};
 
@@ -49,7 +50,7 @@ pub trait StatusWriter: Send + Sync {
 /// The API of a kind: where each is registered.
 pub fn api_of(kind: PolicyKind) -> &'static dyn PolicyApi {
     match kind {
-        PolicyKind::EgressService => &EgressServiceAssignments,
+        PolicyKind::Assignment => &EgressAssignments,
         PolicyKind::EgressIp => &EgressIp,
     }
 }

@@ -154,8 +154,10 @@ impl KubeApi {
     fn introduce_agents(&mut self, choice: &ApiChoice) -> Result<()> {
         let base = Paths::find()?.root.join("deploy/base");
         self.install_crd(&base.join("egressnodes.yaml"))?;
-        self.install_crd(&base.join("egressserviceassignments.yaml"))?;
+        self.install_crd(&base.join("egressassignments.yaml"))?;
         self.install_crd(&base.join("../crd/egressservices.yaml"))?;
+        self.install_crd(&base.join("../antrea/egresses.yaml"))?;
+        self.install_crd(&base.join("../antrea/externalippools.yaml"))?;
         let manifest = base.join("rbac.yaml");
         match self.restrict_agents(&manifest) {
             Ok(()) => self.description.push_str("; agents have the rights of deploy/base/rbac.yaml and no others"),

@@ -14,7 +14,7 @@ use egress_lab::{SECOND_UPLINK, SecondNic};
 use crate::prelude::*;
 
 const EGRESS_SERVICES: &str = "/apis/k8s.ovn.org/v1/namespaces/default/egressservices";
-const ASSIGNMENTS: &str = "/apis/egress-agent.io/v1alpha1/egressserviceassignments";
+const ASSIGNMENTS: &str = "/apis/egress-agent.io/v1alpha1/egressassignments";
 const SERVICE: &str = "/api/v1/namespaces/default/services/web";
 /// The pods of the Service, each on the node of its number.
 const PODS: [&str; 3] = ["web1", "web2", "web3"];
@@ -298,7 +298,7 @@ fn shares_pods(context: &LabContext) -> Result<()> {
         &json!({"apiVersion": "k8s.ovn.org/v1", "kind": "EgressService",
                 "metadata": {"name": "second", "namespace": "default"}, "spec": {}}),
     )?;
-    let event = lab.cluster.event("default.second", "UndefinedRequest")?;
+    let event = lab.cluster.event("second", "UndefinedRequest")?;
     println!("it says: {event}");
     lab.is_hosted_by(2)?;
     lab.delete()?;
@@ -597,7 +597,7 @@ fn follows_its_nodes(context: &LabContext) -> Result<()> {
 fn says_why(context: &LabContext) -> Result<()> {
     let lab = ServiceLab::start(context, &PODS)?;
     lab.put(json!({"network": "no-such-table", "nodeSelector": hostname("node2")}))?;
-    let event = lab.cluster.event("default.web", "NoNetwork")?;
+    let event = lab.cluster.event("web", "NoNetwork")?;
     ensure!(event.contains("no routing table \"no-such-table\""), "the event says {event}");
     // A node is named, and nothing leaves by another network.
     lab.pods_are_seen_as(|_| Ok(NOTHING))?;

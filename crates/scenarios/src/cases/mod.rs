@@ -1,6 +1,7 @@
 //! Test cases on the lab: real agents, real packets and, where it is installed, real kubectl. The first line of each file says
 //! what it shows. `senders` and `connections` are helpers: which nodes send from an address, and connections that pods keep.
 
+mod antrea;
 mod api_user;
 mod bad_objects;
 mod bad_start;
@@ -52,6 +53,7 @@ pub fn tests() -> Vec<LabTest> {
     tests.extend(second_network::tests());
     tests.extend(load_balancer::tests());
     tests.extend(egress_service::tests());
+    tests.extend(antrea::tests());
     tests.extend(nic::tests());
     tests.extend([
         test("story_succeeds_and_leaves_nothing", story::succeeds),

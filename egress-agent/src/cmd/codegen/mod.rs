@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, ValueEnum};
 
 use crate::cmd::{Cli, CliError};
 use crate::metrics::page;
-use egress_kube::crd;
+use egress_kube::{antrea, crd};
 
 #[derive(Args, Debug)]
 pub(super) struct CodegenArgs {
@@ -20,8 +20,12 @@ enum GeneratedText {
     Crd,
     /// The one of EgressService
     EgressServices,
-    /// The one of EgressServiceAssignment
-    EgressServiceAssignments,
+    /// The one of EgressAssignment
+    EgressAssignments,
+    /// The one of Antrea's Egress
+    AntreaEgresses,
+    /// The one of Antrea's ExternalIPPool
+    AntreaPools,
     /// The one of EgressNode
     EgressNodes,
     /// The tables of flags, variables and keys
@@ -36,7 +40,9 @@ pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
     match args.what {
         GeneratedText::Crd => print!("{}", crd::manifest()?),
         GeneratedText::EgressServices => print!("{}", crd::service_manifest()?),
-        GeneratedText::EgressServiceAssignments => print!("{}", crd::assignment_manifest()?),
+        GeneratedText::EgressAssignments => print!("{}", crd::assignment_manifest()?),
+        GeneratedText::AntreaEgresses => print!("{}", antrea::crd::egress_manifest()?),
+        GeneratedText::AntreaPools => print!("{}", antrea::crd::pool_manifest()?),
         GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
         GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
         GeneratedText::Metrics => print!("{}", page::tables()),

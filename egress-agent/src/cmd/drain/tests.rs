@@ -70,7 +70,7 @@ async fn nothing_is_written_if_something_cannot_be_read() {
 
 #[tokio::test]
 async fn a_cluster_without_the_kind_of_egress_services_is_drained_too() {
-    let is_kind = |what: &str| what.ends_with("/egressserviceassignments");
+    let is_kind = |what: &str| what.ends_with("/egressassignments");
     let (client, _) = server(move |number, what| if is_kind(what) { refusal(404) } else { cluster(what, number > 5) });
     drain(client, &arguments(60)).await.expect("it is drained");
 }

@@ -44,7 +44,7 @@ use crate::node::reconciler::synced::Synced;
 use crate::change_queue::ChangeReceiver;
 use crate::metrics::Meters;
 use egress_core::model::node::{Node, mac_text};
-use egress_core::model::policy::{EgressPolicy, PolicyKey, PolicyKind, Unreadable, parse_egress_ip};
+use egress_core::model::policy::{EgressPolicy, PolicyKey, RuleSource, SourceKind, Unreadable, parse_egress_ip};
 use egress_core::model::services::ServiceKey;
 use egress_core::model::settings::NodeSettings;
 use egress_core::model::state::{Action, AddressByPolicy, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
@@ -631,8 +631,8 @@ impl<E: Executor> Reconciler<E> {
         if *standby == self.standby {
             return;
         }
-        let pairs = |all: &BTreeSet<Standby>| -> BTreeMap<(PolicyKey, PolicyKey), PodKey> {
-            let pair = |one: &Standby| ((one.policy.clone(), one.served_by.clone()), one.pod.clone());
+        let pairs = |all: &BTreeSet<Standby>| -> BTreeMap<(RuleSource, RuleSource), PodKey> {
+            let pair = |one: &Standby| ((one.rule.clone(), one.served_by.clone()), one.pod.clone());
             // The event names the first pod.
             all.iter().rev().map(pair).collect()
         };
@@ -643,20 +643,17 @@ impl<E: Executor> Reconciler<E> {
                 "{} object {} will not be configured for pods of node {} that it selects, {}/{} among them, since \
                  another {} object {} is serving them, this is undefined",
                 object.kind.as_str(),
-                object.name,
+                object.full_name(),
                 self.coordination.ownership.node_name(),
                 pod.namespace,
                 pod.name,
                 // As OVN-Kubernetes writes it.
-                if served_by.kind == PolicyKind::EgressIp { "egressIP" } else { served_by.kind.as_str() },
-                served_by.name,
+                if served_by.kind == SourceKind::EgressIp { "egressIP" } else { served_by.kind.as_str() },
+                served_by.full_name(),
             );
             debug!(policy = %object, pod = pod.name, namespace = pod.namespace, %served_by, "standby");
-            let uid =
-                self.compiler.view().policies.get(&object).map(|object| object.origin.uid.clone()).unwrap_or_default();
             if let Some(events) = &self.events {
-                let about = Regarding { policy: &object, uid: &uid, pod: Some(&pod) };
-                events.warn(about, "UndefinedRequest", &message);
+                events.warn(Regarding::source(&object).with_pod(&pod), "UndefinedRequest", &message);
             }
         }
     }

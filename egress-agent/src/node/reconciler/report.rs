@@ -152,10 +152,10 @@ impl<E: Executor> Reconciler<E> {
             from: record.from.clone(),
             to: record.to.clone(),
         });
-        let standby = self.standby.iter().map(|Standby { policy, pod, served_by }| StandbyPod {
-            object: policy.name.clone(),
+        let standby = self.standby.iter().map(|Standby { rule, pod, served_by }| StandbyPod {
+            object: rule.full_name(),
             pod: format!("{}/{}", pod.namespace, pod.name),
-            served_by: served_by.name.clone(),
+            served_by: served_by.full_name(),
         });
         let egress_nodes = EgressNodes::of(view.policies.values().map(|policy| &**policy));
         ClusterState {

@@ -80,7 +80,7 @@ mutations! { AGENT,
         "let none = Default::default();\n        let labels = view.namespaces.get(&key.namespace).unwrap_or(&none);";
     "unreadable-selector-selects-no-pod", SELECTION, ["plan::desired::", "node::reconciler::tests::"],
         "a typing error in a selector lets all pods of its object out with their node's address":
-        "None => known(policy).is_some()," => "None => false,";
+        "None => known(&one.policy).is_some()," => "None => false,";
     "second-compilation-forgets-who-served", SELECTION, ["plan::desired::"],
         "while a node is away its pods change their address at the next change of any namespace":
         "(id, had(&id) || can_serve(self, id))" => "(id, can_serve(self, id))";
@@ -130,7 +130,7 @@ mutations! { AGENT,
         "let _ = destinations::of_policy(view, served.chain(waiting));";
     "service-address-is-an-egress-ip", DESIRED, ["plan::desired::"],
         "clients of a Service get no answers from its pods":
-        "if policy.key().kind.shares_addresses() { PrefixKind::Service } else" => "if false { PrefixKind::Service } else";
+        "AddressUse::OfService => PrefixKind::Service," => "AddressUse::OfService => PrefixKind::EgressIp,";
     "nodes-own-address-served", DESIRED, ["plan::desired::"],
         "pods are steered to an address that is a node's own, and dropped there":
         "!nodes_own.contains_key(address) && listed.contains(address)" => "listed.contains(address)";

@@ -9,15 +9,14 @@ const V4: &str = "192.0.2.1";
 const V6: &str = "2001:db8::1";
 
 fn service_key(name: &str) -> PolicyKey {
-    PolicyKey { kind: PolicyKind::EgressService, name: name.into() }
+    PolicyKey { kind: PolicyKind::Assignment, name: name.into() }
 }
 
 /// `names` are the nodes that may host it.
 fn service(name: &str, names: Option<&[&str]>, assigned: &[(&str, &str)]) -> (PolicyKey, Arc<EgressPolicy>) {
     let (_, policy) = policy(name, 1, &[V4, V6], assigned);
     let names = names.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-    let mut policy = Arc::unwrap_or_clone(policy);
-    policy.origin.key = service_key(name);
+    let mut policy = policy.of_service(1);
     policy.eligible_nodes = EligibleNodes::One(names);
     (service_key(name), Arc::new(policy))
 }

@@ -9,7 +9,9 @@ use ipnet::IpNet;
 
 use crate::model::exposed;
 use crate::model::node::Node;
-use crate::model::policy::{EgressPolicy, PolicyKey, PolicyPart, listed_family, parse_egress_ip};
+use crate::model::policy::{
+    AddressUse, EgressPolicy, PolicyKey, PolicyPart, PolicyRule, listed_family, parse_egress_ip,
+};
 use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::{
     AddressByPolicy, EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState,
@@ -148,7 +150,9 @@ pub(super) fn on_unknown_pod(
 /// scheduled anywhere, and so can one with unreadable selectors.
 fn could_select(view: &ClusterView) -> bool {
     let selects_one = |namespaces: &Selector| view.namespaces.values().any(|labels| namespaces.matches(labels));
-    view.policies.values().any(|policy| policy.selects.as_ref().is_none_or(|selects| selects_one(&selects.namespaces)))
+    let selects_any =
+        |rules: &Vec<PolicyRule>| rules.iter().flat_map(|rule| &rule.selects).any(|one| selects_one(&one.namespaces));
+    view.policies.values().any(|policy| policy.rules.as_ref().is_none_or(selects_any))
 }
 
 type Entries = BTreeMap<(EgressId, Family), Policy>;
@@ -191,7 +195,7 @@ fn entries(
             let Some(id) = ids.of(family_of(address)) else { continue };
             if node == settings.node_name {
                 owned.insert(id, address);
-                shared.extend(policy.key().kind.shares_addresses().then_some(id));
+                shared.extend((policy.address_use == AddressUse::OfService).then_some(id));
                 slots.push(Slot { address, place: Place::Here });
             } else if let Some(endpoint) = view.nodes.get(node).and_then(|node| node.endpoint()) {
                 slots.push(Slot { address, place: Place::Remote(endpoint) });
@@ -286,7 +290,10 @@ fn egress_ips(
 ) -> (BTreeMap<IpAddr, PrefixKind>, BTreeMap<PolicyKey, usize>) {
     let (mut addresses, mut beyond) = (BTreeMap::new(), BTreeMap::new());
     for policy in by_rank(view.policies.values()) {
-        let kind = if policy.key().kind.shares_addresses() { PrefixKind::Service } else { PrefixKind::EgressIp };
+        let kind = match policy.address_use {
+            AddressUse::OfService => PrefixKind::Service,
+            AddressUse::EgressOnly => PrefixKind::EgressIp,
+        };
         let listed = policy.addresses();
         let items = policy.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
         for address in items.filter(|address| listed.contains(address) && !nodes.contains_key(address)) {

@@ -2,10 +2,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
-use crate::model::policy::{PolicyKind, PolicyNetwork, Selects, Unreadable};
+use crate::model::policy::{DestinationPrefixes, Destinations, PolicyNetwork, Selects, Unreadable};
 use crate::model::samples::{equals, interface, ip, net, policy, settings};
 use crate::model::services::{Service, ServiceKey};
-use crate::model::state::{EgressIds, PodOwner, PodState, TunnelEndpoint};
+use crate::model::state::{EgressIds, PodClass, PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
 use crate::networks::{MOST_ADDRESSES, MOST_TABLES, NetworkUse, RoutedNetworks, RoutingTables};
 use crate::plan::compile::Compiler;
@@ -168,7 +168,7 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
         }
         let state = compiler.compile().expect("the own node is known").0;
         let served = state.pods[&ip("10.244.1.10")];
-        let standby: Vec<_> = compiler.standby().iter().map(|standby| standby.policy.name.clone()).collect();
+        let standby: Vec<_> = compiler.standby().iter().map(|standby| standby.rule.name.clone()).collect();
         match served {
             PodState::Selected(id) => (id.0, standby.join(" ")),
             PodState::Known | PodState::ByDestination(_) => (0, standby.join(" ")),
@@ -197,6 +197,135 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
     }
     again.remember(&in_kernel(&[("10.244.1.10", PodState::Selected(EgressId(1)))]));
     assert_eq!(served_by(&mut again, [old(&[]), young(&there)]), (1, "b".into()));
+}
+
+/// Policies with destinations, of the IDs 1, 2 and so on: each has an address here or on the other node.
+fn to_destinations(all: &[(&str, Option<&str>)]) -> Vec<EgressPolicy> {
+    let of = |(index, (name, to)): (usize, &(&str, Option<&str>))| {
+        let id = u32::try_from(index + 1).expect("few");
+        let address = format!("172.18.0.{}", 100 + index);
+        let one = policy(name, &[&address], &[(if index == 0 { "n1" } else { "n2" }, &address)]);
+        let one = one.published_as(|published| published.ids = EgressIds::both(EgressId(id)));
+        one.with_rules(|rule| {
+            if let Some(to) = to {
+                let prefixes = DestinationPrefixes::new([net(to)], []);
+                rule.destinations = Destinations::Prefixes(Arc::new(prefixes));
+            }
+        })
+    };
+    all.iter().enumerate().map(of).collect()
+}
+
+#[test]
+fn pods_with_the_same_policies_have_one_class_and_others_none() {
+    let policies = to_destinations(&[("a", None), ("b", Some("198.51.100.0/24"))]);
+    let web = |address: &str| pod(address);
+    let mut compiler = Compiler::new(settings());
+    let view = view(policies, vec![("one", web("10.244.1.10")), ("two", web("10.244.1.11"))]);
+    for change in [
+        Change::Policies(Update::Replaced(view.policies.clone())),
+        Change::Namespaces(Update::Replaced(view.namespaces.clone())),
+        Change::Nodes(Update::Replaced(view.nodes.clone())),
+        Change::Pods(Update::Replaced(view.pods.clone())),
+    ] {
+        compiler.apply(change);
+    }
+    let state = compiler.compile().expect("the own node is known").0.clone();
+    let class = PodClass(1);
+    assert_eq!(state.pods.values().collect::<BTreeSet<_>>(), [&PodState::ByDestination(class)].into());
+    let to = |text: &str| state.policies_of(ip("10.244.1.10")).of(ip(text));
+    assert_eq!((to("192.0.2.1"), to("198.51.100.9")), (Some(EgressId(1)), Some(EgressId(2))));
+    assert!(compiler.standby().is_empty(), "each has its destinations");
+    // An event of a pod, and a whole compilation, leave its number.
+    let elsewhere = Pod { terminating: true, ..pod("10.244.1.12") };
+    compiler.apply(Change::Pods(Update::Changed(key("three"), elsewhere)));
+    let again = compiler.compile().expect("known").0.clone();
+    assert_eq!((&again.classes, again.pods[&ip("10.244.1.12")]), (&state.classes, PodState::ByDestination(class)));
+    let labels = Labels::from([("env".into(), "prod".into()), ("x".into(), String::new())]);
+    compiler.apply(Change::Namespaces(Update::Changed("prod".into(), labels)));
+    assert_eq!(compiler.compile().expect("known").0.classes, state.classes);
+    // A changed set of destinations is another class; the old number does not return.
+    let wider = to_destinations(&[("a", None), ("b", Some("198.51.100.0/23"))]).remove(1);
+    compiler.apply(Change::Policies(Update::Changed(wider.key().clone(), Arc::new(wider))));
+    let changed = compiler.compile().expect("known").0;
+    assert_eq!(changed.classes.keys().collect::<Vec<_>>(), [&PodClass(2)]);
+    compiler.apply(Change::Policies(Update::Removed("b".into())));
+    let without = compiler.compile().expect("known").0;
+    assert!(without.classes.is_empty() && without.pods.values().all(|pod| *pod == PodState::Selected(EgressId(1))));
+    // By the pods' own events too.
+    compiler.apply(Change::Policies(Update::Replaced(view.policies)));
+    assert_eq!(compiler.compile().expect("known").0.classes.len(), 1);
+    for name in ["one", "two", "three"] {
+        compiler.apply(Change::Pods(Update::Removed(key(name))));
+    }
+    let gone = compiler.compile().expect("known").0;
+    assert!(gone.pods.values().all(|pod| *pod == PodState::Selected(NOT_NUMBERED)) && gone.classes.is_empty());
+}
+
+/// A starting agent keeps the numbers that the kernel has.
+#[test]
+fn classes_of_the_kernel_keep_their_numbers() {
+    let policies = to_destinations(&[("a", Some("198.51.100.0/24"))]);
+    let view = view(policies, vec![("one", pod("10.244.1.10"))]);
+    let first = compiled(&view);
+    let policies_of_class = first.classes[&PodClass(1)].clone();
+    let mut compiler = Compiler::new(settings());
+    for change in [
+        Change::Policies(Update::Replaced(view.policies)),
+        Change::Namespaces(Update::Replaced(view.namespaces)),
+        Change::Nodes(Update::Replaced(view.nodes)),
+        Change::Pods(Update::Replaced(view.pods)),
+    ] {
+        compiler.apply(change);
+    }
+    let pods = [(ip("10.244.1.10"), PodState::ByDestination(PodClass(7)))].into();
+    let classes = [(PodClass(7), policies_of_class), (PodClass(9), Arc::default())].into();
+    compiler.remember(&KernelState { pods, classes, ..KernelState::default() });
+    let state = compiler.compile().expect("known").0;
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::ByDestination(PodClass(7)));
+    assert_eq!(state.classes.keys().collect::<Vec<_>>(), [&PodClass(7)]);
+}
+
+#[test]
+fn of_equal_destinations_the_older_applies_and_an_event_says_so() {
+    let mut policies = to_destinations(&[("b", Some("198.51.100.0/24")), ("a", Some("198.51.100.0/24"))]);
+    policies[1] = policies[1].from_origin(|origin| origin.created = 9);
+    let view = view(policies, vec![("one", pod("10.244.1.10"))]);
+    let state = compiled(&view);
+    let to = |text: &str| state.policies_of(ip("10.244.1.10")).of(ip(text));
+    assert_eq!((to("198.51.100.9"), to("192.0.2.1")), (Some(EgressId(1)), None));
+    let own = &view.nodes["n1"];
+    let mut selection = Selection::new(&view, PodAddressSpace::new(own, &[]));
+    let standby = selection.standby(&view, view.pods.keys());
+    let pairs: Vec<_> = standby.iter().map(|one| (one.rule.to_string(), one.served_by.to_string())).collect();
+    assert_eq!(pairs, [("EgressIP a".to_owned(), "EgressIP b".to_owned())]);
+}
+
+/// Several objects that share an address are rules of one policy: they compete with others, not with each other.
+#[test]
+fn rules_of_one_policy_share_its_addresses() {
+    let shared = policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
+    let rules = |policy: &EgressPolicy| {
+        let rule = |name: &str, created, app: Option<&str>| {
+            let mut rule = policy.rules.as_ref().expect("rules")[0].clone();
+            (rule.source.name, rule.source.created) = (name.into(), created);
+            rule.selects[0].pods = app.map_or_else(Selector::default, |app| equals("app", app));
+            rule
+        };
+        vec![rule("first", 1, Some("web")), rule("second", 2, None)]
+    };
+    let shared = EgressPolicy { rules: Some(rules(&shared)), ..shared };
+    let between = policy("c", &["172.18.0.101"], &[("n2", "172.18.0.101")]);
+    let between = between.from_origin(|origin| (origin.key, origin.created) = ("c".into(), 1));
+    let between = between.published_as(|published| published.ids = EgressIds::both(EgressId(2)));
+    let web = Pod { labels: Labels::from([("app".into(), "web".into())]), ..pod("10.244.1.10") };
+    let view = view(vec![shared, between], vec![("web", web), ("db", pod("10.244.1.11"))]);
+    let state = compiled(&view);
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(2)), "c comes before both by its name");
+    assert_eq!(state.pods[&ip("10.244.1.11")], PodState::Selected(EgressId(2)));
+    let mut selection = Selection::new(&view, PodAddressSpace::new(&view.nodes["n1"], &[]));
+    let standby = selection.standby(&view, [&key("web")]);
+    assert!(standby.iter().all(|one| one.served_by.name == "c"), "{standby:?}");
 }
 
 /// A pod may be deleted before its processes end. Its address stays blocked until another pod has it, or until many
@@ -314,10 +443,7 @@ fn an_egress_service_precedes_an_egress_ip_and_shares_its_address() {
         policy.published_as(|published| published.ids = EgressIds::new(Some(EgressId(v4)), Some(EgressId(v6))))
     };
     let both = [("n1", "172.18.0.200"), ("n1", "fd00:172:18::200")];
-    let service = ids(policy("s", &["172.18.0.200", "fd00:172:18::200"], &both), 5, 6).from_origin(|origin| {
-        origin.key.kind = PolicyKind::EgressService;
-        origin.created = 9;
-    });
+    let service = ids(policy("s", &["172.18.0.200", "fd00:172:18::200"], &both), 5, 6).of_service(9);
     let other = policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
     let state = compiled(&view(vec![other, service], vec![("web", pod("10.244.1.10"))]));
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(5)));
@@ -339,7 +465,7 @@ fn networks_have_the_addresses_and_pods_that_follow_them() {
             pods: app.map(selects),
         };
         let policy = EgressPolicy { network: Some(network), ..policy(name, &[], &[]) };
-        policy.from_origin(|origin| (origin.key.kind, origin.created) = (PolicyKind::EgressService, created))
+        policy.of_service(created)
     };
     let web = |address: &str| Pod { labels: Labels::from([("app".into(), "web".into())]), ..pod(address) };
     let networks_of = |policies: Vec<EgressPolicy>, pods: Vec<(&str, Pod)>| {
@@ -380,7 +506,7 @@ fn networks_have_the_addresses_and_pods_that_follow_them() {
     assert_eq!(found.tables, expected.map(|(table, used)| (table.to_owned(), used)).into());
     // An older policy without a network keeps its address from younger ones.
     let plain = policy("v", &["192.0.2.2"], &[]);
-    let plain = plain.from_origin(|origin| (origin.key.kind, origin.created) = (PolicyKind::EgressService, 0));
+    let plain = plain.of_service(0);
     let shared = networks_of(vec![with("t", "blue", 2, &["192.0.2.1", "192.0.2.2"], None), plain], pods());
     assert_eq!(shared.tables, RoutingTables::from([("blue".into(), used(&["192.0.2.1"], &[]))]));
     for (address, is_in) in
@@ -398,9 +524,7 @@ fn a_node_follows_a_limited_number_of_networks() {
         let network =
             PolicyNetwork { table: table.to_string(), addresses: (0..addresses).map(address).collect(), pods: None };
         let policy = EgressPolicy { network: Some(network), ..policy(&format!("s{number:03}"), &[], &[]) };
-        policy.from_origin(|origin| {
-            (origin.key.kind, origin.created) = (PolicyKind::EgressService, i64::try_from(number).expect("small"));
-        })
+        policy.of_service(i64::try_from(number).expect("small"))
     };
     let networks_of = |policies: Vec<EgressPolicy>| {
         let mut compiler = Compiler::new(settings());
@@ -450,7 +574,7 @@ fn unreadable(part: PolicyPart, policy: EgressPolicy) -> EgressPolicy {
     let unreadable = vec![Unreadable { part, why: "nonsense".into(), is_known: false }];
     match part {
         PolicyPart::Addresses => EgressPolicy { listed: Vec::new(), unreadable, ..policy },
-        PolicyPart::Selectors => EgressPolicy { selects: None, unreadable, ..policy },
+        PolicyPart::Selectors => EgressPolicy { rules: None, unreadable, ..policy },
         PolicyPart::Items => EgressPolicy { unreadable, ..policy.published_as(|published| published.items.clear()) },
     }
 }
@@ -637,9 +761,7 @@ fn of_many_objects_that_select_a_pod_only_a_few_are_standby() {
     let standby = selection.standby(&view, view.pods.keys());
     println!("{} in {:?}", standby.len(), begun.elapsed());
     assert_eq!(standby.len(), 100 * MOST_STANDBY);
-    assert!(
-        standby.iter().all(|one| one.served_by.name == "o0000" && one.policy.name <= format!("o{MOST_STANDBY:04}"))
-    );
+    assert!(standby.iter().all(|one| one.served_by.name == "o0000" && one.rule.name <= format!("o{MOST_STANDBY:04}")));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! EgressIP objects, and assignments of EgressServices, which have the same form, from their untyped form.
+//! EgressIP objects, and assignments, whose status has the same form, from their untyped form.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::convert::{MOST_OF_PROBLEM, annotation};
-use crate::policy::origin;
+use crate::policy::{assignment, origin};
 use egress_core::keys;
 use egress_core::model::policy::{
-    Condition, Conditions, Destinations, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyNetwork, PolicyPart,
-    Published, Selects, Unreadable, parse_egress_ip,
+    AddressUse, Condition, Conditions, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyPart, Published, Selects,
+    Unreadable, parse_egress_ip,
 };
 use egress_core::model::state::{EgressId, EgressIds};
 use egress_core::status::conditions::{ASSIGNED, DEGRADED};
@@ -29,22 +29,30 @@ struct StatusItem {
 /// What cannot be read is named in the value: an object that violates the schema hides no other object.
 pub(in crate::policy) fn policy(kind: PolicyKind, object: &DynamicObject) -> EgressPolicy {
     let meta = &object.metadata;
+    let origin = origin(kind, meta);
     let spec = &object.data["spec"];
     let status = object.data.get("status").filter(|status| status.is_object());
     let mut unreadable = Vec::new();
     let listed = read(PolicyPart::Addresses, listed(spec), &mut unreadable);
-    let selects = read(PolicyPart::Selectors, selects(spec), &mut unreadable);
+    let rules = match kind {
+        PolicyKind::EgressIp => selects(spec).map(|selects| vec![EgressPolicy::own_rule(&origin, selects)]),
+        PolicyKind::Assignment => assignment::rules(spec),
+    };
+    let rules = read(PolicyPart::Selectors, rules, &mut unreadable);
     let items = read(PolicyPart::Items, items(status), &mut unreadable);
-    let network =
-        (kind == PolicyKind::EgressService).then(|| network(spec, listed.as_deref(), selects.as_ref())).flatten();
+    let is_assignment = kind == PolicyKind::Assignment;
+    let network = is_assignment.then(|| assignment::network(spec, listed.as_deref(), rules.as_deref())).flatten();
     let by_own_nodes = network.as_ref().is_some_and(|network| network.pods.is_some());
+    let address_use = if is_assignment { assignment::address_use(spec) } else { AddressUse::EgressOnly };
     EgressPolicy {
-        origin: origin(kind, meta),
-        selects: selects.map(|selects| selected(kind, selects, items.as_deref())),
+        rules: rules.map(|rules| assignment::selecting(address_use, rules, items.as_deref())),
         network,
-        // Neither API has a field for them.
-        destinations: Destinations::All,
-        eligible_nodes: eligible_nodes(kind, spec),
+        eligible_nodes: if is_assignment {
+            assignment::eligible_nodes(spec, address_use)
+        } else {
+            EligibleNodes::Labelled
+        },
+        address_use,
         listed: if by_own_nodes { Vec::new() } else { listed.unwrap_or_else(|| assigned(items.as_deref())) },
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
         published: Published {
@@ -58,36 +66,7 @@ pub(in crate::policy) fn policy(kind: PolicyKind, object: &DynamicObject) -> Egr
             conditions: status.map(conditions).unwrap_or_default(),
         },
         unreadable,
-    }
-}
-
-/// An EgressService without a node leaves its pods alone.
-fn selected(kind: PolicyKind, selects: Selects, items: Option<&[Item]>) -> Selects {
-    match kind {
-        PolicyKind::EgressService if items.is_some_and(<[Item]>::is_empty) => {
-            Selects { pods: Selector::nothing(), ..selects }
-        }
-        PolicyKind::EgressService | PolicyKind::EgressIp => selects,
-    }
-}
-
-/// The controller writes `sourceIPBy` only if each pod leaves by its own node.
-fn network(spec: &Value, listed: Option<&[String]>, selects: Option<&Selects>) -> Option<PolicyNetwork> {
-    Some(PolicyNetwork {
-        table: spec["network"].as_str()?.to_owned(),
-        addresses: listed.into_iter().flatten().filter_map(|address| parse_egress_ip(address)).collect(),
-        pods: if spec["sourceIPBy"].is_null() { None } else { selects.cloned() },
-    })
-}
-
-/// A list of nodes that cannot be read names none.
-fn eligible_nodes(kind: PolicyKind, spec: &Value) -> EligibleNodes {
-    match kind {
-        PolicyKind::EgressIp => EligibleNodes::Labelled,
-        PolicyKind::EgressService if spec["nodes"].is_null() => EligibleNodes::One(None),
-        PolicyKind::EgressService => {
-            EligibleNodes::One(Some(BTreeSet::deserialize(&spec["nodes"]).unwrap_or_default()))
-        }
+        origin,
     }
 }
 
@@ -139,7 +118,7 @@ pub(crate) fn selector(field: &str, value: &Value) -> Result<Selector, String> {
 /// One for both families, or, where both have addresses on one node, one for each.
 fn egress_ids(kind: PolicyKind, text: &str) -> EgressIds {
     match text.split_once(',') {
-        Some((v4, v6)) if kind == PolicyKind::EgressService => EgressIds::new(egress_id(v4), egress_id(v6)),
+        Some((v4, v6)) if kind == PolicyKind::Assignment => EgressIds::new(egress_id(v4), egress_id(v6)),
         _ => egress_id(text).map_or(EgressIds::NONE, EgressIds::both),
     }
 }
@@ -199,7 +178,7 @@ mod tests {
     fn selectors_match_as_in_kubernetes() {
         let matches = |selector: Value, labels: &[(&str, &str)]| {
             let labels: Labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-            with_selector(selector).selects.map(|s| s.namespaces.matches(&labels))
+            with_selector(selector).rules.map(|rules| rules[0].selects[0].namespaces.matches(&labels))
         };
         let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "env", "operator": operator, "values": values}]});
         assert_eq!(matches(json!({}), &[]), Some(true));

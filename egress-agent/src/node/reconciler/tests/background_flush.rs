@@ -37,8 +37,8 @@ impl Flush {
         let pods = [(key("p"), pod(P, "web")), (key("q"), pod(Q, "web"))];
         let pods = Change::Pods(Update::Replaced(pods.into()));
         world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
-        let (name, mut other) = policy("b", 2, 2, &[]);
-        Arc::make_mut(&mut other).selects.as_mut().expect("selectors").pods = equals("app", "mail");
+        let (name, other) = policy("b", 2, 2, &[]);
+        let other = Arc::new(other.with_rules(|rule| rule.selects[0].pods = equals("app", "mail")));
         reconciler.apply(Change::Policies(Update::Changed(name, other)));
         reconciler.reconcile().await.expect("the recorder does not fail");
         let flush = Self { recorder, reconciler };

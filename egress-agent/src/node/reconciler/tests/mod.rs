@@ -124,11 +124,13 @@ fn policy(name: &str, id: u32, created: i64, assigned: &[(&str, &str)]) -> (Poli
         has_status: true,
         ..Published::default()
     };
+    let origin = samples::origin(name, created);
+    let selects = Selects { namespaces: Selector::default(), pods: equals("app", "web") };
     let policy = EgressPolicy {
         listed: vec!["172.18.0.100".into(), "172.18.0.101".into()],
-        selects: Some(Selects { namespaces: Selector::default(), pods: equals("app", "web") }),
+        rules: Some(vec![EgressPolicy::own_rule(&origin, selects)]),
         published: Published { has_items: true, items, ..published },
-        ..EgressPolicy::new(samples::origin(name, created))
+        ..EgressPolicy::new(origin)
     };
     (name.into(), Arc::new(policy))
 }
@@ -273,7 +275,7 @@ async fn a_restart_keeps_the_pods_of_an_object_that_has_become_unreadable() {
     let mut changes = world(&[("n1", "172.18.0.100")]);
     let (name, readable) = policy("a", 1, 1, &[("n1", "172.18.0.100")]);
     let unreadable = vec![Unreadable { part: PolicyPart::Selectors, why: "invalid".into(), is_known: false }];
-    let object = EgressPolicy { selects: None, unreadable, ..(*readable).clone() };
+    let object = EgressPolicy { rules: None, unreadable, ..(*readable).clone() };
     changes[2] = Change::Policies(Update::Replaced([(name, Arc::new(object))].into()));
     changes.push(pods());
     let done = play(&recorder, changes).await;

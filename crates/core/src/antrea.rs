@@ -1,0 +1,661 @@
+//! Antrea's Egress and ExternalIPPool (`crd.antrea.io/v1beta1`): which addresses are allocated, and what becomes of each
+//! Egress. Pure.
+//!
+//! - **The objects are the only state.** An address is allocated once `spec.egressIP` has it, so that a controller that ends at
+//!   any moment loses and gives away none: addresses that objects have come first, by the age of the objects, and only then
+//!   new ones are chosen, the first free one in the order of the ranges.
+//! - **Who shares.** An address of a pool belongs to one Egress that names the pool. An Egress without a pool that names the same
+//!   address shares it. All Egresses with the same addresses become rules of one assignment, so they share the egress ID, the node
+//!   and the ports.
+//! - A pool's gateway is never allocated. A pool that cannot be read, or overlaps with an older one, gives no addresses; those
+//!   that Egresses have stay.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::policy::{EgressPolicy, Selects};
+use crate::model::selector::Selector;
+use crate::model::view::{CreationTimestamp, Labels};
+use crate::status::conditions::ASSIGNED;
+
+/// An Egress as its author wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressObject {
+    pub uid: String,
+    pub created: CreationTimestamp,
+    /// An error is one line for users.
+    pub spec: Result<EgressRequest, String>,
+}
+
+/// What the spec asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressRequest {
+    /// No selector at all selects nothing.
+    pub applied_to: Option<Selects>,
+    /// One, or one for each pool of `externalIPPools`.
+    pub addresses: Vec<RequestedAddress>,
+}
+
+/// An address, a pool to take it from, or both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedAddress {
+    pub address: Option<IpAddr>,
+    pub pool: Option<String>,
+}
+
+/// An ExternalIPPool as its author wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolObject {
+    pub uid: String,
+    pub created: CreationTimestamp,
+    /// An error is one line for users.
+    pub spec: Result<PoolRequest, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolRequest {
+    /// In the order of the spec.
+    pub ranges: Vec<PoolRange>,
+    pub subnet: Option<PoolSubnet>,
+    /// Selects the nodes that may have the addresses.
+    pub nodes: Selector,
+}
+
+/// `spec.subnetInfo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSubnet {
+    pub gateway: IpAddr,
+    pub prefix_length: u8,
+    /// Zero for none.
+    pub vlan: u16,
+}
+
+/// Addresses of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolRange {
+    is_v4: bool,
+    /// The first and the one after the last.
+    first: u128,
+    end: u128,
+}
+
+impl PoolRange {
+    /// Both ends are included. `None` for ends of two families, or in the wrong order.
+    pub fn between(start: IpAddr, end: IpAddr) -> Option<Self> {
+        let is_v4 = start.is_ipv4();
+        let (first, last) = (number(start), number(end));
+        (is_v4 == end.is_ipv4() && first <= last).then(|| Self { is_v4, first, end: last.saturating_add(1) })
+    }
+
+    /// Without the first address, and, of IPv4, the last one.
+    pub fn of_network(net: IpNet) -> Self {
+        let is_v4 = net.addr().is_ipv4();
+        let (first, last) = (number(net.network()) + 1, number(net.broadcast()));
+        let end = if is_v4 { last } else { last.saturating_add(1) };
+        Self { is_v4, first, end: end.max(first) }
+    }
+
+    pub fn contains(&self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.is_v4 && (self.first..self.end).contains(&number(address))
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.is_v4 == other.is_v4 && self.first < other.end && other.first < self.end
+    }
+
+    fn is_within(&self, net: &IpNet) -> bool {
+        let (first, last) = (number(net.network()), number(net.broadcast()));
+        self.is_v4 == net.addr().is_ipv4() && (self.first == self.end || (first <= self.first && self.end - 1 <= last))
+    }
+
+    /// As long as they are taken one after the other, this costs one step for each taken address.
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let is_v4 = self.is_v4;
+        (self.first..self.end).filter_map(move |number| match is_v4 {
+            true => u32::try_from(number).ok().map(|number| IpAddr::V4(number.into())),
+            false => Some(IpAddr::V6(number.into())),
+        })
+    }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+impl PoolRequest {
+    fn contains(&self, address: IpAddr) -> bool {
+        self.ranges.iter().any(|range| range.contains(address)) && !self.is_gateway(address)
+    }
+
+    fn is_gateway(&self, address: IpAddr) -> bool {
+        self.subnet.is_some_and(|subnet| subnet.gateway == address)
+    }
+
+    /// How many addresses it has.
+    pub fn total(&self) -> u64 {
+        let all = self.ranges.iter().map(|range| range.end - range.first).fold(0, u128::saturating_add);
+        let gateway = self.subnet.is_some_and(|subnet| self.ranges.iter().any(|range| range.contains(subnet.gateway)));
+        u64::try_from(all - u128::from(gateway)).unwrap_or(u64::MAX)
+    }
+
+    /// Why it gives no addresses, by itself.
+    fn problem(&self) -> Option<PoolProblem> {
+        if let Some(PoolSubnet { gateway, prefix_length, vlan }) = self.subnet {
+            if vlan != 0 {
+                return Some(PoolProblem::Vlan);
+            }
+            let Ok(net) = IpNet::new(gateway, prefix_length) else { return Some(PoolProblem::PrefixLength) };
+            if !self.ranges.iter().all(|range| range.is_within(&net)) {
+                return Some(PoolProblem::OutsideSubnet(net.trunc()));
+            }
+        }
+        let pairs = self
+            .ranges
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| self.ranges[..at].iter().map(move |other| (one, other)));
+        let mut pairs = pairs;
+        pairs.any(|(one, other)| one.overlaps(other)).then_some(PoolProblem::OverlapsItself)
+    }
+}
+
+/// Why a pool gives no addresses.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PoolProblem {
+    Unreadable(String),
+    PrefixLength,
+    OutsideSubnet(IpNet),
+    OverlapsItself,
+    Overlaps(String),
+    Vlan,
+}
+
+impl fmt::Display for PoolProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreadable(why) => f.write_str(why),
+            Self::PrefixLength => f.write_str("spec.subnetInfo.prefixLength does not fit the gateway's family"),
+            Self::OutsideSubnet(net) => write!(f, "a range is not within its subnet {net}"),
+            Self::OverlapsItself => f.write_str("two of its ranges overlap"),
+            Self::Overlaps(other) => write!(f, "a range overlaps with one of the older ExternalIPPool {other}"),
+            Self::Vlan => f.write_str("spec.subnetInfo.vlan is not supported"),
+        }
+    }
+}
+
+/// Why an Egress has no address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotAllocated {
+    Unreadable(String),
+    NoPool(String),
+    Pool(String, PoolProblem),
+    NotInPool(IpAddr, String),
+    Held(IpAddr, String),
+    Exhausted(String),
+    /// The controller is about to write it.
+    Allocating,
+    /// No pool, and no Egress with a pool has the address.
+    Static(IpAddr),
+    /// Another set of addresses has one of them.
+    PartlyShared(IpAddr, String),
+}
+
+impl fmt::Display for NotAllocated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreadable(why) => f.write_str(why),
+            Self::NoPool(pool) => write!(f, "ExternalIPPool {pool} does not exist"),
+            Self::Pool(pool, problem) => write!(f, "ExternalIPPool {pool} gives no addresses: {problem}"),
+            Self::NotInPool(address, pool) => {
+                write!(f, "IP {address} is not within the IP range of ExternalIPPool {pool}")
+            }
+            Self::Held(address, by) => write!(f, "IP {address} is allocated to Egress {by} already"),
+            Self::Exhausted(pool) => write!(f, "ExternalIPPool {pool} has no free IP"),
+            Self::Allocating => f.write_str("the IP is being allocated"),
+            Self::Static(address) => write!(
+                f,
+                "IP {address} is of no ExternalIPPool, and addresses that nodes have themselves are not supported: name a pool"
+            ),
+            Self::PartlyShared(address, by) => {
+                write!(f, "IP {address} is also that of Egress {by}, which has other addresses too")
+            }
+        }
+    }
+}
+
+/// Everything that Egresses follow from.
+#[derive(Clone, Debug, Default)]
+pub struct AntreaInputs {
+    pub egresses: BTreeMap<String, EgressObject>,
+    pub pools: BTreeMap<String, PoolObject>,
+    pub nodes: BTreeMap<String, Labels>,
+}
+
+/// What becomes of all Egresses and pools.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocation {
+    /// The addresses of each Egress, or why it has none.
+    pub egresses: BTreeMap<String, Result<Vec<IpAddr>, NotAllocated>>,
+    /// New addresses to be written into specs, in the order of the spec.
+    pub chosen: BTreeMap<String, Vec<IpAddr>>,
+    /// By their first address: what is served together.
+    pub groups: BTreeMap<IpAddr, AddressGroup>,
+    /// Why pools give no addresses.
+    pub problems: BTreeMap<String, PoolProblem>,
+    /// How many addresses of each pool are in use.
+    pub used: BTreeMap<String, u64>,
+}
+
+/// Egresses with the same addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressGroup {
+    pub addresses: Vec<IpAddr>,
+    /// By age.
+    pub egresses: Vec<String>,
+    /// The nodes that may have the addresses; `None` for all.
+    pub nodes: Option<BTreeSet<String>>,
+}
+
+impl AntreaInputs {
+    /// What should be.
+    pub fn allocate(&self) -> Allocation {
+        let mut allocation = Allocation { problems: self.problems(), ..Allocation::default() };
+        let mut by_age: Vec<_> = self.egresses.iter().collect();
+        by_age.sort_by_key(|(name, egress)| (egress.created, *name));
+        // What objects have, before anything new.
+        let mut held = BTreeMap::<IpAddr, &String>::new();
+        for (name, egress) in &by_age {
+            for address in egress.spec.iter().flat_map(|spec| &spec.addresses).filter(|one| one.pool.is_some()) {
+                if let Some(address) = address.address {
+                    held.entry(address).or_insert(name);
+                }
+            }
+        }
+        for (name, egress) in &by_age {
+            let outcome = self.addresses(name, egress, &mut held, &mut allocation);
+            allocation.egresses.insert((*name).clone(), outcome);
+        }
+        for (address, holder) in &held {
+            let holder = self.egresses.get(*holder).and_then(|egress| egress.spec.as_ref().ok());
+            let pools = holder.iter().flat_map(|spec| &spec.addresses).filter_map(|one| one.pool.as_ref());
+            let is_of = |pool: &&String| self.pool(pool).is_some_and(|pool| pool.contains(*address));
+            if let Some(pool) = pools.into_iter().find(is_of) {
+                *allocation.used.entry(pool.clone()).or_default() += 1;
+            }
+        }
+        self.group(&by_age, &mut allocation);
+        allocation
+    }
+
+    fn pool(&self, name: &str) -> Option<&PoolRequest> {
+        self.pools.get(name)?.spec.as_ref().ok()
+    }
+
+    /// By age: of two pools that overlap the older one gives addresses.
+    fn problems(&self) -> BTreeMap<String, PoolProblem> {
+        let mut by_age: Vec<_> = self.pools.iter().collect();
+        by_age.sort_by_key(|(name, pool)| (pool.created, *name));
+        let (mut problems, mut valid) = (BTreeMap::new(), Vec::<(&String, &PoolRequest)>::new());
+        for (name, pool) in by_age {
+            let problem = match &pool.spec {
+                Err(why) => Some(PoolProblem::Unreadable(why.clone())),
+                Ok(spec) => spec.problem().or_else(|| {
+                    let overlaps = |other: &PoolRequest| {
+                        other.ranges.iter().any(|one| spec.ranges.iter().any(|range| range.overlaps(one)))
+                    };
+                    let older = valid.iter().find(|(_, other)| overlaps(other));
+                    older.map(|(name, _)| PoolProblem::Overlaps((*name).clone()))
+                }),
+            };
+            match (problem, &pool.spec) {
+                (Some(problem), _) => drop(problems.insert(name.clone(), problem)),
+                (None, Ok(spec)) => valid.push((name, spec)),
+                (None, Err(_)) => {}
+            }
+        }
+        problems
+    }
+
+    /// The addresses of one Egress; chooses those that it lacks.
+    fn addresses<'a>(
+        &'a self,
+        name: &'a String,
+        egress: &EgressObject,
+        held: &mut BTreeMap<IpAddr, &'a String>,
+        allocation: &mut Allocation,
+    ) -> Result<Vec<IpAddr>, NotAllocated> {
+        let spec = egress.spec.as_ref().map_err(|why| NotAllocated::Unreadable(why.clone()))?;
+        let (mut addresses, mut is_new) = (Vec::new(), false);
+        for RequestedAddress { address, pool } in &spec.addresses {
+            let Some(pool) = pool else {
+                addresses.extend(address);
+                continue;
+            };
+            let known = self.pools.get(pool).ok_or_else(|| NotAllocated::NoPool(pool.clone()))?;
+            let ranges = known
+                .spec
+                .as_ref()
+                .map_err(|why| NotAllocated::Pool(pool.clone(), PoolProblem::Unreadable(why.clone())))?;
+            match address {
+                Some(address) if !ranges.contains(*address) => {
+                    return Err(NotAllocated::NotInPool(*address, pool.clone()));
+                }
+                Some(address) => match held.get(address) {
+                    Some(holder) if *holder != name => return Err(NotAllocated::Held(*address, (*holder).clone())),
+                    _ => addresses.push(*address),
+                },
+                None => {
+                    if let Some(problem) = allocation.problems.get(pool) {
+                        return Err(NotAllocated::Pool(pool.clone(), problem.clone()));
+                    }
+                    let mut all = ranges.ranges.iter().flat_map(PoolRange::addresses);
+                    let free = all.find(|one| !held.contains_key(one) && !ranges.is_gateway(*one));
+                    let free = free.ok_or_else(|| NotAllocated::Exhausted(pool.clone()))?;
+                    held.insert(free, name);
+                    addresses.push(free);
+                    is_new = true;
+                }
+            }
+        }
+        if is_new {
+            allocation.chosen.insert(name.clone(), addresses);
+            return Err(NotAllocated::Allocating);
+        }
+        Ok(addresses)
+    }
+
+    /// Puts Egresses with the same addresses together. Those with pools come first, since others may share theirs.
+    fn group(&self, by_age: &[(&String, &EgressObject)], allocation: &mut Allocation) {
+        let has_pool = |egress: &EgressObject| {
+            egress.spec.as_ref().is_ok_and(|spec| spec.addresses.iter().any(|one| one.pool.is_some()))
+        };
+        let (backed, bare): (Vec<_>, Vec<_>) = by_age.iter().partition(|(_, egress)| has_pool(egress));
+        let mut group_of = BTreeMap::<IpAddr, (IpAddr, String)>::new();
+        for (name, egress) in backed.into_iter().chain(bare) {
+            let Some(Ok(addresses)) = allocation.egresses.get(name.as_str()).cloned() else { continue };
+            let Some(first) = addresses.first().copied() else { continue };
+            let set: BTreeSet<IpAddr> = addresses.iter().copied().collect();
+            let shared =
+                addresses.iter().find_map(|address| group_of.get(address).map(|group| (*address, group.clone())));
+            let outcome = match &shared {
+                None if !has_pool(egress) => Err(NotAllocated::Static(first)),
+                None => {
+                    let owner = |address: &IpAddr| (*address, (first, (*name).clone()));
+                    group_of.extend(set.iter().map(owner));
+                    let group =
+                        AddressGroup { addresses, egresses: vec![(*name).clone()], nodes: self.nodes_of(egress) };
+                    allocation.groups.insert(first, group);
+                    continue;
+                }
+                Some((address, (key, by))) => match allocation.groups.get_mut(key) {
+                    Some(group) if group.addresses.iter().copied().collect::<BTreeSet<_>>() == set => {
+                        group.egresses.push((*name).clone());
+                        continue;
+                    }
+                    _ => Err(NotAllocated::PartlyShared(*address, by.clone())),
+                },
+            };
+            allocation.egresses.insert((*name).clone(), outcome);
+        }
+    }
+
+    /// The nodes that all pools of an Egress select; `None` if they select every node.
+    fn nodes_of(&self, egress: &EgressObject) -> Option<BTreeSet<String>> {
+        let spec = egress.spec.as_ref().ok();
+        let pools = spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| self.pool(one.pool.as_deref()?));
+        let selectors: Vec<&Selector> =
+            pools.map(|pool| &pool.nodes).filter(|nodes| **nodes != Selector::default()).collect();
+        let selected = |labels: &Labels| selectors.iter().all(|selector| selector.matches(labels));
+        let names = self.nodes.iter().filter(|(_, labels)| selected(labels)).map(|(name, _)| name.clone());
+        (!selectors.is_empty()).then(|| names.collect())
+    }
+}
+
+/// The name of the assignment of a group.
+pub fn assignment_name(first: IpAddr) -> String {
+    match first {
+        IpAddr::V4(address) => format!("egress-{address}"),
+        // Two colons could begin or end a name.
+        IpAddr::V6(address) => format!("egress-{}", address.segments().map(|part| format!("{part:x}")).join("-")),
+    }
+}
+
+/// The status of an Egress.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EgressStatus {
+    /// Empty while there is none.
+    pub node: String,
+    pub address: String,
+    /// Type, status, reason, message; of an Egress with a pool.
+    pub conditions: Vec<EgressCondition>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressCondition {
+    pub kind: &'static str,
+    pub status: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// The status of an Egress with this outcome, and this policy if there is an assignment.
+pub fn status(
+    egress: &EgressObject,
+    outcome: &Result<Vec<IpAddr>, NotAllocated>,
+    policy: Option<&EgressPolicy>,
+) -> EgressStatus {
+    let items = policy.map(|policy| policy.published.items.as_slice()).unwrap_or_default();
+    let item = items.first().filter(|_| outcome.is_ok());
+    let mut status = EgressStatus::default();
+    if let Some(item) = item {
+        (status.node, status.address) = (item.node.clone(), item.egress_ip.clone());
+    }
+    let has_pool = egress.spec.as_ref().is_ok_and(|spec| spec.addresses.iter().any(|one| one.pool.is_some()));
+    if !has_pool {
+        return status;
+    }
+    let allocated = match outcome {
+        Ok(_) => (true, "Allocated", "EgressIP is successfully allocated".to_owned()),
+        Err(why) => (false, "AllocationError", format!("Cannot allocate EgressIP from ExternalIPPool: {why}")),
+    };
+    let assigned = policy.filter(|_| outcome.is_ok()).and_then(|policy| policy.published.conditions.get(ASSIGNED));
+    let assigned = match (item, assigned) {
+        (Some(_), _) => (true, "Assigned", "EgressIP is successfully assigned to EgressNode".to_owned()),
+        (None, Some((_, why))) if outcome.is_ok() => (
+            false,
+            "AssignmentError",
+            format!("Failed to assign the IP to EgressNode: no Node available ({})", why.message),
+        ),
+        (None, _) => (false, "AssignmentError", "Failed to assign the IP to EgressNode: no Node available".to_owned()),
+    };
+    let condition = |kind, (status, reason, message)| EgressCondition { kind, status, reason, message };
+    status.conditions = vec![condition("IPAllocated", allocated), condition("IPAssigned", assigned)];
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::samples::{equals, ip, items, net, policy};
+
+    fn egress(created: i64, address: Option<&str>, pool: Option<&str>) -> EgressObject {
+        let one = RequestedAddress { address: address.map(ip), pool: pool.map(str::to_owned) };
+        let spec = EgressRequest { applied_to: None, addresses: vec![one] };
+        EgressObject { uid: format!("u{created}"), created, spec: Ok(spec) }
+    }
+
+    fn range(start: &str, end: &str) -> PoolRange {
+        PoolRange::between(ip(start), ip(end)).expect("a range")
+    }
+
+    fn pool(created: i64, ranges: &[PoolRange]) -> PoolObject {
+        let spec = PoolRequest { ranges: ranges.to_vec(), subnet: None, nodes: Selector::default() };
+        PoolObject { uid: format!("p{created}"), created, spec: Ok(spec) }
+    }
+
+    /// One pool of three addresses.
+    fn inputs(egresses: &[(&str, EgressObject)]) -> AntreaInputs {
+        AntreaInputs {
+            egresses: egresses.iter().map(|(name, one)| ((*name).to_owned(), one.clone())).collect(),
+            pools: [("p".to_owned(), pool(1, &[range("172.18.0.100", "172.18.0.102")]))].into(),
+            nodes: ["n1", "n2"].map(|name| (name.to_owned(), Labels::from([("rack".into(), name.into())]))).into(),
+        }
+    }
+
+    fn chosen(inputs: &AntreaInputs) -> Vec<(String, Vec<IpAddr>)> {
+        inputs.allocate().chosen.into_iter().collect()
+    }
+
+    #[test]
+    fn ranges_count_as_in_antrea() {
+        let total = |ranges: &[PoolRange]| pool(1, ranges).spec.expect("a spec").total();
+        let of = |text: &str| PoolRange::of_network(net(text));
+        for (text, count) in [
+            ("10.0.0.0/28", 14),
+            ("10.0.0.0/30", 2),
+            ("10.0.0.0/31", 0),
+            ("10.0.0.7/32", 0),
+            ("fd00::/124", 15),
+            ("fd00::1/128", 0),
+        ] {
+            assert_eq!(total(&[of(text)]), count, "{text}");
+        }
+        assert_eq!(total(&[range("10.0.0.2", "10.0.0.10"), of("10.0.1.0/28")]), 23);
+        assert_eq!(total(&[of("::/0")]), u64::MAX);
+        assert_eq!(total(&[range("255.255.255.255", "255.255.255.255")]), 1);
+        assert!(PoolRange::between(ip("10.0.0.2"), ip("10.0.0.1")).is_none());
+        assert!(PoolRange::between(ip("10.0.0.2"), ip("fd00::1")).is_none());
+        let addresses: Vec<_> = of("10.0.0.0/30").addresses().collect();
+        assert_eq!(addresses, [ip("10.0.0.1"), ip("10.0.0.2")]);
+    }
+
+    #[test]
+    fn what_objects_have_comes_before_anything_new_and_the_first_free_is_next() {
+        // The oldest has none yet; a younger one has the first address.
+        let all = inputs(&[
+            ("old", egress(1, None, Some("p"))),
+            ("young", egress(2, Some("172.18.0.100"), Some("p"))),
+            ("third", egress(3, None, Some("p"))),
+            ("fourth", egress(4, None, Some("p"))),
+        ]);
+        let expected = [("old", "172.18.0.101"), ("third", "172.18.0.102")];
+        let expected: Vec<_> =
+            expected.into_iter().map(|(name, address)| (name.to_owned(), vec![ip(address)])).collect();
+        assert_eq!(chosen(&all), expected);
+        let found = all.allocate();
+        assert_eq!(found.egresses["young"], Ok(vec![ip("172.18.0.100")]));
+        assert_eq!(found.egresses["old"], Err(NotAllocated::Allocating), "until its object has it");
+        assert_eq!(found.egresses["fourth"], Err(NotAllocated::Exhausted("p".into())));
+        assert_eq!(found.used, [("p".to_owned(), 3)].into());
+        assert_eq!(found.groups.keys().collect::<Vec<_>>(), [&ip("172.18.0.100")]);
+    }
+
+    #[test]
+    fn an_address_of_a_pool_has_one_holder_and_egresses_without_a_pool_share_it() {
+        let all = inputs(&[
+            ("a", egress(2, Some("172.18.0.100"), Some("p"))),
+            ("b", egress(3, Some("172.18.0.100"), Some("p"))),
+            ("c", egress(1, Some("172.18.0.100"), None)),
+            ("d", egress(4, Some("172.18.0.9"), None)),
+            ("e", egress(5, Some("172.18.0.103"), Some("p"))),
+            ("f", egress(6, None, Some("q"))),
+        ]);
+        let found = all.allocate();
+        assert_eq!(found.groups[&ip("172.18.0.100")].egresses, ["a", "c"]);
+        assert_eq!(found.egresses["b"], Err(NotAllocated::Held(ip("172.18.0.100"), "a".into())));
+        assert_eq!(found.egresses["d"], Err(NotAllocated::Static(ip("172.18.0.9"))));
+        assert_eq!(found.egresses["e"], Err(NotAllocated::NotInPool(ip("172.18.0.103"), "p".into())));
+        assert_eq!(found.egresses["f"], Err(NotAllocated::NoPool("q".into())));
+        assert_eq!(found.used, [("p".to_owned(), 1)].into());
+    }
+
+    #[test]
+    fn a_gateway_is_never_allocated_and_invalid_pools_give_nothing_new() {
+        let mut all = inputs(&[("a", egress(1, None, Some("p"))), ("b", egress(2, Some("172.18.0.102"), Some("p")))]);
+        let spec = |all: &mut AntreaInputs, subnet: PoolSubnet| {
+            let pool = all.pools.get_mut("p").expect("a pool").spec.as_mut().expect("a spec");
+            pool.subnet = Some(subnet);
+        };
+        let subnet = PoolSubnet { gateway: ip("172.18.0.100"), prefix_length: 16, vlan: 0 };
+        spec(&mut all, subnet);
+        assert_eq!(chosen(&all), [("a".to_owned(), vec![ip("172.18.0.101")])]);
+        assert_eq!(all.pools["p"].spec.as_ref().map(PoolRequest::total), Ok(2));
+        for (subnet, problem) in [
+            (PoolSubnet { vlan: 7, ..subnet }, PoolProblem::Vlan),
+            (PoolSubnet { prefix_length: 33, ..subnet }, PoolProblem::PrefixLength),
+            (PoolSubnet { gateway: ip("172.19.0.1"), ..subnet }, PoolProblem::OutsideSubnet(net("172.19.0.0/16"))),
+        ] {
+            spec(&mut all, subnet);
+            let found = all.allocate();
+            assert_eq!(found.egresses["a"], Err(NotAllocated::Pool("p".into(), problem)));
+            assert_eq!(found.egresses["b"], Ok(vec![ip("172.18.0.102")]), "it keeps what it has");
+        }
+        let mut all = inputs(&[("a", egress(1, None, Some("q")))]);
+        all.pools.insert("q".into(), pool(2, &[range("172.18.0.102", "172.18.0.110")]));
+        assert_eq!(all.allocate().problems, [("q".to_owned(), PoolProblem::Overlaps("p".into()))].into());
+        all.pools.insert(
+            "q".into(),
+            pool(2, &[range("172.18.0.110", "172.18.0.120"), range("172.18.0.115", "172.18.0.116")]),
+        );
+        assert_eq!(all.allocate().problems, [("q".to_owned(), PoolProblem::OverlapsItself)].into());
+    }
+
+    #[test]
+    fn several_addresses_come_from_several_pools_and_are_shared_as_a_set() {
+        let mut all = inputs(&[]);
+        all.pools.insert("q".into(), pool(2, &[range("fd00:172:18::100", "fd00:172:18::101")]));
+        for (name, rack) in [("p", "n1"), ("q", "n2")] {
+            let spec = all.pools.get_mut(name).expect("a pool").spec.as_mut().expect("a spec");
+            spec.nodes = equals("rack", rack);
+        }
+        let both = |created, addresses: [Option<&str>; 2]| {
+            let pools = ["p", "q"].into_iter().zip(addresses);
+            let one = |(pool, address): (&str, Option<&str>)| RequestedAddress {
+                address: address.map(ip),
+                pool: Some(pool.into()),
+            };
+            let spec = EgressRequest { applied_to: None, addresses: pools.map(one).collect() };
+            EgressObject { uid: "u".into(), created, spec: Ok(spec) }
+        };
+        all.egresses.insert("a".into(), both(1, [Some("172.18.0.101"), None]));
+        assert_eq!(chosen(&all), [("a".to_owned(), vec![ip("172.18.0.101"), ip("fd00:172:18::100")])]);
+        all.egresses.insert("a".into(), both(1, [Some("172.18.0.101"), Some("fd00:172:18::100")]));
+        all.egresses.insert("b".into(), egress(2, Some("172.18.0.101"), None));
+        let found = all.allocate();
+        assert_eq!(found.groups[&ip("172.18.0.101")].nodes, Some([].into()), "no node is of both pools");
+        assert_eq!(found.egresses["b"], Err(NotAllocated::PartlyShared(ip("172.18.0.101"), "a".into())));
+        all.pools.get_mut("q").expect("a pool").spec.as_mut().expect("a spec").nodes = Selector::default();
+        assert_eq!(all.allocate().groups[&ip("172.18.0.101")].nodes, Some(["n1".to_owned()].into()));
+    }
+
+    #[test]
+    fn the_status_says_what_is_allocated_and_assigned() {
+        let one = egress(1, Some("172.18.0.100"), Some("p"));
+        let allocated = Ok(vec![ip("172.18.0.100")]);
+        let served = policy("x", &["172.18.0.100"], &[]);
+        let served = served.published_as(|published| published.items = items(&[("n1", "172.18.0.100")]));
+        let found = status(&one, &allocated, Some(&served));
+        assert_eq!((found.node.as_str(), found.address.as_str()), ("n1", "172.18.0.100"));
+        let kinds = |status: &EgressStatus| -> Vec<_> {
+            status.conditions.iter().map(|one| (one.kind, one.status, one.reason)).collect()
+        };
+        assert_eq!(kinds(&found), [("IPAllocated", true, "Allocated"), ("IPAssigned", true, "Assigned")]);
+        let waiting = status(&one, &allocated, None);
+        assert_eq!(kinds(&waiting), [("IPAllocated", true, "Allocated"), ("IPAssigned", false, "AssignmentError")]);
+        let without = status(&one, &Err(NotAllocated::Exhausted("p".into())), Some(&served));
+        assert_eq!((without.node.as_str(), kinds(&without)[0]), ("", ("IPAllocated", false, "AllocationError")));
+        assert!(status(&egress(1, Some("172.18.0.100"), None), &allocated, Some(&served)).conditions.is_empty());
+    }
+
+    #[test]
+    fn assignments_have_valid_names() {
+        assert_eq!(assignment_name(ip("10.10.0.8")), "egress-10.10.0.8");
+        assert_eq!(assignment_name(ip("fd00::1")), "egress-fd00-0-0-0-0-0-0-1");
+    }
+}

@@ -1,0 +1,418 @@
+//! Antrea's Egress and ExternalIPPool (`crd.antrea.io/v1beta1`): what the controller reads and writes for them. What follows
+//! from what, [`egress_core::antrea`] says.
+
+pub mod crd;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use futures::{Stream, StreamExt, stream};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ApiResource, DynamicObject, Patch};
+use kube::core::PartialObjectMeta;
+use kube::{Client, ResourceExt};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::api_outage::ApiOutages;
+use crate::assignments::{StoredAssignment, ignored, patch_params, put};
+use crate::convert::created;
+use crate::crd::{egress_assignment_resource, egress_resource};
+use crate::policy::selector;
+use crate::policy::status::WriteError;
+use crate::watches::{config, updates};
+use egress_core::antrea::{
+    AddressGroup, AntreaInputs, EgressObject, EgressRequest, EgressStatus, PoolObject, PoolRange, PoolRequest,
+    PoolSubnet, RequestedAddress,
+};
+use egress_core::model::policy::{Selects, SourceKind};
+use egress_core::model::selector::Selector;
+use egress_core::model::view::{Labels, Update};
+
+/// One change of what Egresses follow from.
+#[derive(Clone, Debug)]
+pub enum AntreaChange {
+    Egresses(Update<String, StoredEgress>),
+    Pools(Update<String, StoredPool>),
+    Nodes(Update<String, Labels>),
+    Assignments(Update<String, StoredAssignment>),
+}
+
+/// An Egress as the API server has it.
+#[derive(Clone, Debug)]
+pub struct StoredEgress {
+    pub object: EgressObject,
+    resource_version: String,
+    /// The selectors as written.
+    applied_to: Value,
+    is_plural: bool,
+    status: Value,
+}
+
+/// An ExternalIPPool as the API server has it.
+#[derive(Clone, Debug)]
+pub struct StoredPool {
+    pub object: PoolObject,
+    /// Total and used addresses, if it says them.
+    usage: Option<(u64, u64)>,
+}
+
+/// The kind ExternalIPPool, untyped.
+pub(crate) fn pool_resource() -> ApiResource {
+    ApiResource::erase::<crd::ExternalIPPool>(&())
+}
+
+/// Everything that Egresses follow from.
+pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = AntreaChange> + Send + use<> {
+    let egresses = Api::all_with(client.clone(), &egress_resource());
+    let pools = Api::all_with(client.clone(), &pool_resource());
+    let assignments = Api::all_with(client.clone(), &egress_assignment_resource());
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
+    let of = |what| (what, outages.clone());
+    let labels = |node: &PartialObjectMeta<Node>| node.metadata.labels.clone().unwrap_or_default();
+    stream::select_all([
+        updates(of("Egress objects"), egresses, config(), ResourceExt::name_any, egress)
+            .map(AntreaChange::Egresses)
+            .boxed(),
+        updates(of("ExternalIPPool objects"), pools, config(), ResourceExt::name_any, pool)
+            .map(AntreaChange::Pools)
+            .boxed(),
+        updates(of("labels of nodes"), nodes, config(), ResourceExt::name_any, labels).map(AntreaChange::Nodes).boxed(),
+        updates(of("assignments of Egresses"), assignments, config(), ResourceExt::name_any, StoredAssignment::of)
+            .map(AntreaChange::Assignments)
+            .boxed(),
+    ])
+}
+
+fn egress(object: &DynamicObject) -> StoredEgress {
+    let spec = &object.data["spec"];
+    StoredEgress {
+        object: EgressObject {
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            created: created(&object.metadata),
+            spec: request(spec),
+        },
+        resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
+        applied_to: spec["appliedTo"].clone(),
+        is_plural: is_plural(spec),
+        status: object.data["status"].clone(),
+    }
+}
+
+fn is_plural(spec: &Value) -> bool {
+    !spec["egressIPs"].is_null() || !spec["externalIPPools"].is_null()
+}
+
+fn request(spec: &Value) -> Result<EgressRequest, String> {
+    let applied_to = &spec["appliedTo"];
+    let part = |field: &str| {
+        let value = &applied_to[field];
+        (!value.is_null()).then(|| selector(&format!("spec.appliedTo.{field}"), value)).transpose()
+    };
+    let applied_to = match (part("namespaceSelector")?, part("podSelector")?) {
+        (None, None) => None,
+        (namespaces, pods) => {
+            let all = |selector: Option<Selector>| selector.unwrap_or_default();
+            Some(Selects { namespaces: all(namespaces), pods: all(pods) })
+        }
+    };
+    let (singular, plural) = (["egressIP", "externalIPPool"], ["egressIPs", "externalIPPools"]);
+    let list = |field: &str| match &spec[field] {
+        Value::Null => Ok(Vec::new()),
+        // As Antrea writes it when it takes an address back.
+        Value::String(text) if text.is_empty() => Ok(Vec::new()),
+        Value::String(text) => Ok(vec![text.clone()]),
+        list => Vec::<String>::deserialize(list).map_err(|error| format!("spec.{field}: {error}")),
+    };
+    let [addresses, pools] = if is_plural(spec) { plural } else { singular };
+    let (addresses, pools) = (list(addresses)?, list(pools)?);
+    let address = |text: &String| {
+        let parsed = text.parse::<IpAddr>().map(|address| address.to_canonical());
+        parsed.map_err(|_| format!("spec: {text:?} is no IP address"))
+    };
+    let addresses = addresses.iter().map(address).collect::<Result<Vec<_>, String>>()?;
+    if addresses.is_empty() && pools.is_empty() {
+        return Err("spec: neither an egressIP nor an externalIPPool".to_owned());
+    }
+    if !pools.is_empty() && addresses.len() > pools.len() {
+        return Err("spec: more egressIPs than externalIPPools".to_owned());
+    }
+    let count = addresses.len().max(pools.len());
+    let one =
+        |index: usize| RequestedAddress { address: addresses.get(index).copied(), pool: pools.get(index).cloned() };
+    Ok(EgressRequest { applied_to, addresses: (0..count).map(one).collect() })
+}
+
+fn pool(object: &DynamicObject) -> StoredPool {
+    let usage = &object.data["status"]["usage"];
+    StoredPool {
+        object: PoolObject {
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            created: created(&object.metadata),
+            spec: pool_request(&object.data["spec"]),
+        },
+        usage: usage["total"].as_u64().zip(usage["used"].as_u64()),
+    }
+}
+
+fn pool_request(spec: &Value) -> Result<PoolRequest, String> {
+    let ranges = spec["ipRanges"].as_array().ok_or("spec.ipRanges: no list")?;
+    let ranges = ranges.iter().map(range).collect::<Result<Vec<_>, String>>()?;
+    let subnet = &spec["subnetInfo"];
+    let subnet = (!subnet.is_null()).then(|| subnet_info(subnet)).transpose()?;
+    let nodes = match &spec["nodeSelector"] {
+        Value::Null => Selector::default(),
+        nodes => selector("spec.nodeSelector", nodes)?,
+    };
+    Ok(PoolRequest { ranges, subnet, nodes })
+}
+
+fn range(range: &Value) -> Result<PoolRange, String> {
+    let address = |field: &str| {
+        let text = range[field].as_str().ok_or("spec.ipRanges: neither cidr nor start and end")?;
+        let parsed = text.parse::<IpAddr>().map(|address| address.to_canonical());
+        parsed.map_err(|_| format!("spec.ipRanges: {text:?} is no IP address"))
+    };
+    if let Some(cidr) = range["cidr"].as_str() {
+        let net: IpNet = cidr.parse().map_err(|_| format!("spec.ipRanges: {cidr:?} is no CIDR"))?;
+        return Ok(PoolRange::of_network(net));
+    }
+    let (start, end) = (address("start")?, address("end")?);
+    PoolRange::between(start, end).ok_or_else(|| format!("spec.ipRanges: {start} to {end} is no range"))
+}
+
+fn subnet_info(subnet: &Value) -> Result<PoolSubnet, String> {
+    let gateway = subnet["gateway"].as_str().unwrap_or_default();
+    let number = |field: &str| subnet[field].as_u64().unwrap_or_default();
+    Ok(PoolSubnet {
+        gateway: gateway.parse().map_err(|_| format!("spec.subnetInfo.gateway: {gateway:?} is no IP address"))?,
+        prefix_length: u8::try_from(number("prefixLength")).unwrap_or(u8::MAX),
+        vlan: u16::try_from(number("vlan")).unwrap_or(u16::MAX),
+    })
+}
+
+/// The spec of the assignment of a group of Egresses.
+pub fn assignment_spec(group: &AddressGroup, egresses: &BTreeMap<String, StoredEgress>) -> Value {
+    let rules = group.egresses.iter().filter_map(|name| {
+        let StoredEgress { object, applied_to, .. } = egresses.get(name)?;
+        let EgressObject { uid, created, .. } = object;
+        let part = |field: &str| if applied_to[field].is_null() { json!({}) } else { applied_to[field].clone() };
+        let selects = object.spec.as_ref().is_ok_and(|spec| spec.applied_to.is_some());
+        let selector = json!({"namespaces": part("namespaceSelector"), "pods": part("podSelector")});
+        Some(json!({
+            "from": {"kind": SourceKind::Egress, "name": name, "uid": uid, "created": created},
+            "selectors": if selects { vec![selector] } else { Vec::new() },
+        }))
+    });
+    let mut spec = json!({"egressIPs": group.addresses, "rules": rules.collect::<Vec<_>>()});
+    if let Some((nodes, spec)) = group.nodes.as_ref().zip(spec.as_object_mut()) {
+        spec.insert("nodes".to_owned(), json!(nodes));
+    }
+    spec
+}
+
+/// Writes allocated addresses, and the status of both kinds.
+#[derive(Clone)]
+pub struct AntreaWriter {
+    egresses: Api<DynamicObject>,
+    pools: Api<DynamicObject>,
+}
+
+impl AntreaWriter {
+    pub fn new(client: &Client) -> Self {
+        let egresses = Api::all_with(client.clone(), &egress_resource());
+        Self { egresses, pools: Api::all_with(client.clone(), &pool_resource()) }
+    }
+
+    /// Writes allocated addresses into the spec, if the object is still the one that was read.
+    pub async fn allocate(&self, name: &str, stored: &StoredEgress, addresses: &[IpAddr]) -> Result<(), WriteError> {
+        let (path, value) = match (stored.is_plural, addresses.first()) {
+            (false, Some(address)) => ("/spec/egressIP", json!(address)),
+            (_, _) => ("/spec/egressIPs", json!(addresses)),
+        };
+        let ops = json!([
+            {"op": "test", "path": "/metadata/resourceVersion", "value": stored.resource_version},
+            {"op": "add", "path": path, "value": value},
+        ]);
+        let patch = Patch::Json::<()>(serde_json::from_value(ops)?);
+        ignored(self.egresses.patch(name, &patch_params(), &patch).await, 404)
+    }
+
+    /// Writes the status of an Egress where it differs.
+    pub async fn set_status(
+        &self,
+        name: &str,
+        stored: &StoredEgress,
+        status: &EgressStatus,
+    ) -> Result<bool, WriteError> {
+        let EgressStatus { node, address, conditions } = status;
+        let now = Timestamp::now().to_string();
+        let known = |kind: &str| stored.status["conditions"].as_array()?.iter().find(|one| one["type"] == kind);
+        let conditions: Vec<Value> = conditions
+            .iter()
+            .map(|one| {
+                let text = if one.status { "True" } else { "False" };
+                // The time of the last change of the status alone.
+                let since =
+                    known(one.kind).filter(|known| known["status"] == text).map(|known| &known["lastTransitionTime"]);
+                let since = since.filter(|since| since.is_string()).cloned().unwrap_or_else(|| json!(now));
+                json!({"type": one.kind, "status": text, "reason": one.reason, "message": one.message,
+                       "lastTransitionTime": since})
+            })
+            .collect();
+        let mut status = json!({"egressNode": node, "egressIP": address});
+        if let Some(status) = status.as_object_mut().filter(|_| !conditions.is_empty()) {
+            status.insert("conditions".to_owned(), json!(conditions));
+        }
+        if stored.status == status || (stored.status.is_null() && node.is_empty() && conditions.is_empty()) {
+            return Ok(false);
+        }
+        let patch =
+            Patch::Merge(json!({"status": {"egressNode": node, "egressIP": address, "conditions": conditions}}));
+        ignored(self.egresses.patch_status(name, &patch_params(), &patch).await, 404).map(|()| true)
+    }
+
+    /// Writes the usage of a pool where it differs.
+    pub async fn set_usage(&self, name: &str, stored: &StoredPool, used: u64) -> Result<(), WriteError> {
+        let total = stored.object.spec.as_ref().map_or(0, PoolRequest::total);
+        if stored.usage == Some((total, used)) {
+            return Ok(());
+        }
+        let most = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let patch = Patch::Merge(json!({"status": {"usage": {"total": most(total), "used": most(used)}}}));
+        ignored(self.pools.patch_status(name, &patch_params(), &patch).await, 404)
+    }
+}
+
+impl StoredEgress {
+    /// The node that its status names.
+    pub fn node(&self) -> &str {
+        self.status["egressNode"].as_str().unwrap_or_default()
+    }
+}
+
+/// What the watches have brought so far.
+#[derive(Default)]
+pub struct AntreaView {
+    pub egresses: BTreeMap<String, StoredEgress>,
+    pub pools: BTreeMap<String, StoredPool>,
+    nodes: BTreeMap<String, Labels>,
+    pub assignments: BTreeMap<String, StoredAssignment>,
+    listed: BTreeSet<u8>,
+}
+
+impl AntreaView {
+    /// Takes a change.
+    pub fn apply(&mut self, change: AntreaChange) {
+        let (kind, is_list) = match change {
+            AntreaChange::Egresses(update) => (0, put(&mut self.egresses, update)),
+            AntreaChange::Pools(update) => (1, put(&mut self.pools, update)),
+            AntreaChange::Nodes(update) => (2, put(&mut self.nodes, update)),
+            AntreaChange::Assignments(update) => (3, put(&mut self.assignments, update)),
+        };
+        if is_list {
+            self.listed.insert(kind);
+        }
+    }
+
+    /// Whether every kind has been listed.
+    pub fn is_whole(&self) -> bool {
+        self.listed.len() == 4
+    }
+
+    pub fn inputs(&self) -> AntreaInputs {
+        AntreaInputs {
+            egresses: self.egresses.iter().map(|(name, one)| (name.clone(), one.object.clone())).collect(),
+            pools: self.pools.iter().map(|(name, one)| (name.clone(), one.object.clone())).collect(),
+            nodes: self.nodes.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(spec: Value) -> StoredEgress {
+        let object =
+            json!({"metadata": {"name": "a", "uid": "u", "creationTimestamp": "2024-01-01T00:00:10Z"}, "spec": spec});
+        egress(&serde_json::from_value(object).expect("an object"))
+    }
+
+    #[test]
+    fn an_egress_is_read_as_antrea_means_it() {
+        let applied = |applied_to: Value| {
+            let spec = stored(json!({"appliedTo": applied_to, "externalIPPool": "p"})).object.spec.expect("readable");
+            spec.applied_to
+        };
+        let labels = |key: &str| Labels::from([(key.to_owned(), String::new())]);
+        let by = |key: &str| json!({"matchLabels": {key: ""}});
+        assert_eq!(applied(json!({})), None, "selects nothing");
+        let pods = applied(json!({"podSelector": by("web")})).expect("selectors");
+        assert!(pods.namespaces.matches(&Labels::new()) && pods.pods.matches(&labels("web")));
+        let namespaces = applied(json!({"namespaceSelector": by("prod")})).expect("selectors");
+        assert!(namespaces.pods.matches(&Labels::new()) && !namespaces.namespaces.matches(&Labels::new()));
+        assert!(applied(json!({"podSelector": {}})).is_some_and(|all| all.pods.matches(&Labels::new())));
+
+        let addresses = |spec: Value| stored(spec).object.spec.map(|spec| spec.addresses);
+        let of = |address: Option<&str>, pool: Option<&str>| RequestedAddress {
+            address: address.map(|text| text.parse().expect("a literal")),
+            pool: pool.map(str::to_owned),
+        };
+        assert_eq!(addresses(json!({"egressIP": "", "externalIPPool": "p"})), Ok(vec![of(None, Some("p"))]));
+        assert_eq!(addresses(json!({"egressIP": "10.0.0.8"})), Ok(vec![of(Some("10.0.0.8"), None)]));
+        let plural = json!({"egressIPs": ["10.0.0.8"], "externalIPPools": ["p", "q"]});
+        assert_eq!(addresses(plural), Ok(vec![of(Some("10.0.0.8"), Some("p")), of(None, Some("q"))]));
+        for broken in [
+            json!({}),
+            json!({"egressIP": "x"}),
+            json!({"egressIPs": ["10.0.0.8", "10.0.0.9"], "externalIPPools": ["p"]}),
+        ] {
+            assert!(addresses(broken.clone()).is_err(), "{broken}");
+        }
+    }
+
+    #[test]
+    fn a_pool_is_read_with_its_subnet() {
+        let read = |spec: Value| pool_request(&spec);
+        let whole = json!({
+            "ipRanges": [{"start": "10.10.0.2", "end": "10.10.0.10"}, {"cidr": "10.10.1.0/28"}],
+            "subnetInfo": {"gateway": "10.10.0.1", "prefixLength": 16, "vlan": 7},
+            "nodeSelector": {"matchLabels": {"network-role": "egress-gateway"}},
+        });
+        let spec = read(whole).expect("readable");
+        assert_eq!((spec.total(), spec.subnet.map(|subnet| (subnet.prefix_length, subnet.vlan))), (23, Some((16, 7))));
+        for broken in [
+            json!({}),
+            json!({"ipRanges": [{"start": "10.10.0.2"}]}),
+            json!({"ipRanges": [{"start": "10.10.0.3", "end": "10.10.0.2"}]}),
+            json!({"ipRanges": [{"cidr": "10.10.0.0"}]}),
+        ] {
+            assert!(read(broken.clone()).is_err(), "{broken}");
+        }
+    }
+
+    #[test]
+    fn an_assignment_has_a_rule_for_each_egress() {
+        let web = json!({"appliedTo": {"podSelector": {"matchLabels": {"app": "web"}}}, "externalIPPool": "p"});
+        let egresses = BTreeMap::from([
+            ("a".to_owned(), stored(web)),
+            ("b".to_owned(), stored(json!({"appliedTo": {}, "egressIP": "10.0.0.8"}))),
+        ]);
+        let group = AddressGroup {
+            addresses: vec!["10.0.0.8".parse().expect("a literal")],
+            egresses: vec!["a".into(), "b".into()],
+            nodes: Some(["n1".to_owned()].into()),
+        };
+        let spec = assignment_spec(&group, &egresses);
+        assert_eq!((&spec["egressIPs"], &spec["nodes"]), (&json!(["10.0.0.8"]), &json!(["n1"])));
+        let rule = json!({
+            "from": {"kind": "Egress", "name": "a", "uid": "u", "created": 1_704_067_210},
+            "selectors": [{"namespaces": {}, "pods": {"matchLabels": {"app": "web"}}}],
+        });
+        assert_eq!(spec["rules"][0], rule);
+        assert_eq!(spec["rules"][1]["selectors"], json!([]), "it selects nothing");
+    }
+}

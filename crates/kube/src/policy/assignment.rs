@@ -1,0 +1,194 @@
+//! EgressAssignment (`egress-agent.io/v1alpha1`) as an egress policy: what the controller has made of objects of other kinds.
+//!
+//! They are cluster-wide and written by the controller alone, since agents believe them: an EgressService is written by users of
+//! its namespace, and so are its annotations.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use kube::Client;
+use kube::api::{ApiResource, DynamicObject};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::crd::{self, AssignmentSource};
+use crate::policy::egress_ip::{read, write};
+use crate::policy::{PolicyApi, StatusWriter, selector};
+use egress_core::model::policy::{
+    AddressUse, DestinationPrefixes, Destinations, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyNetwork,
+    PolicyRule, RuleSource, Selects, parse_egress_ip,
+};
+
+pub(super) struct EgressAssignments;
+
+impl PolicyApi for EgressAssignments {
+    fn objects(&self) -> &'static str {
+        "EgressAssignment objects"
+    }
+
+    fn resource(&self) -> ApiResource {
+        crd::egress_assignment_resource()
+    }
+
+    fn read(&self, object: &DynamicObject) -> EgressPolicy {
+        read::policy(PolicyKind::Assignment, object)
+    }
+
+    fn status_writer(&self, client: Client) -> Box<dyn StatusWriter> {
+        Box::new(write::Writer::new(&client, PolicyKind::Assignment))
+    }
+}
+
+/// Sorted by precedence.
+pub(super) fn rules(spec: &Value) -> Result<Vec<PolicyRule>, String> {
+    let rules = spec["rules"].as_array().ok_or("spec.rules: no list")?;
+    let mut rules = rules.iter().map(rule).collect::<Result<Vec<_>, String>>()?;
+    rules.sort_by(|a, b| a.source.cmp(&b.source));
+    Ok(rules)
+}
+
+fn rule(rule: &Value) -> Result<PolicyRule, String> {
+    let from = AssignmentSource::deserialize(&rule["from"]).map_err(|error| format!("rules.from: {error}"))?;
+    let AssignmentSource { kind, namespace, name, uid, created } = from;
+    let selectors = rule["selectors"].as_array().ok_or("rules.selectors: no list")?;
+    let selects = selectors.iter().map(|one| {
+        Ok(Selects { namespaces: selector("namespaces", &one["namespaces"])?, pods: selector("pods", &one["pods"])? })
+    });
+    let selects = selects.collect::<Result<Vec<_>, String>>()?;
+    let source = RuleSource { kind, created, namespace: namespace.unwrap_or_default(), name, uid };
+    Ok(PolicyRule { source, selects, destinations: destinations(rule)? })
+}
+
+fn destinations(rule: &Value) -> Result<Destinations, String> {
+    if rule["destinations"].is_null() {
+        return Ok(Destinations::All);
+    }
+    let nets = |field: &str| match &rule[field] {
+        Value::Null => Ok(Vec::new()),
+        nets => Vec::<IpNet>::deserialize(nets).map_err(|error| format!("rules.{field}: {error}")),
+    };
+    let prefixes = DestinationPrefixes::new(nets("destinations")?, nets("excluded")?);
+    Ok(Destinations::Prefixes(prefixes.into()))
+}
+
+pub(super) fn address_use(spec: &Value) -> AddressUse {
+    if spec["addressesOf"] == "Service" { AddressUse::OfService } else { AddressUse::EgressOnly }
+}
+
+/// An EgressService without a node leaves its pods alone.
+pub(super) fn selecting(
+    address_use: AddressUse,
+    mut rules: Vec<PolicyRule>,
+    items: Option<&[Item]>,
+) -> Vec<PolicyRule> {
+    if address_use == AddressUse::OfService && items.is_some_and(<[Item]>::is_empty) {
+        rules.iter_mut().for_each(|rule| rule.selects.clear());
+    }
+    rules
+}
+
+/// The controller writes `sourceIPBy` only if each pod leaves by its own node.
+pub(super) fn network(spec: &Value, listed: Option<&[String]>, rules: Option<&[PolicyRule]>) -> Option<PolicyNetwork> {
+    let selects = || rules.into_iter().flatten().flat_map(|rule| &rule.selects).next().cloned();
+    Some(PolicyNetwork {
+        table: spec["network"].as_str()?.to_owned(),
+        addresses: listed.into_iter().flatten().filter_map(|address| parse_egress_ip(address)).collect(),
+        pods: if spec["sourceIPBy"].is_null() { None } else { selects() },
+    })
+}
+
+/// A list of nodes that cannot be read names none.
+pub(super) fn eligible_nodes(spec: &Value, address_use: AddressUse) -> EligibleNodes {
+    let names = match &spec["nodes"] {
+        Value::Null => None,
+        names => Some(BTreeSet::deserialize(names).unwrap_or_default()),
+    };
+    match address_use {
+        AddressUse::OfService => EligibleNodes::One(names),
+        AddressUse::EgressOnly => EligibleNodes::Named(names),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use egress_core::model::policy::{PolicyPart, SourceKind};
+    use egress_core::model::view::Labels;
+
+    /// One rule, with the fields of its spec and its status.
+    fn read(extra: &Value, items: &Value) -> EgressPolicy {
+        let rule = json!({
+            "from": {"kind": "EgressService", "namespace": "shop", "name": "front", "uid": "u", "created": 7},
+            "selectors": [{"namespaces": {}, "pods": {"matchLabels": {"app": "web"}}}],
+        });
+        let mut spec = json!({"egressIPs": ["192.0.2.1", "2001:db8::1"], "addressesOf": "Service", "rules": [rule]});
+        let fields = extra.as_object().expect("fields").clone();
+        spec.as_object_mut().expect("an object").extend(fields);
+        let object = json!({"metadata": {"name": "shop.front"}, "spec": spec, "status": {"items": items}});
+        EgressAssignments.read(&serde_json::from_value(object).expect("an object"))
+    }
+
+    fn selects_web(policy: &EgressPolicy) -> bool {
+        let web = Labels::from([("app".to_owned(), "web".to_owned())]);
+        let selects = policy.rules.iter().flatten().flat_map(|rule| &rule.selects);
+        selects.into_iter().any(|one| one.pods.matches(&web))
+    }
+
+    #[test]
+    fn an_assignment_of_a_service_selects_once_it_has_a_node_and_names_who_may_host_it() {
+        let there = json!([{"node": "n1", "egressIP": "192.0.2.1"}]);
+        let (idle, served) = (read(&json!({}), &json!([])), read(&json!({"nodes": ["n1"]}), &there));
+        assert!(!selects_web(&idle) && selects_web(&served));
+        assert_eq!(idle.eligible_nodes, EligibleNodes::One(None));
+        assert_eq!(served.eligible_nodes, EligibleNodes::One(Some(["n1".to_owned()].into())));
+        assert_eq!((served.network.as_ref(), served.address_use), (None, AddressUse::OfService));
+        let none = EligibleNodes::One(Some([].into()));
+        assert_eq!(read(&json!({"nodes": "n1"}), &json!([])).eligible_nodes, none, "a list that cannot be read");
+    }
+
+    #[test]
+    fn a_network_is_followed_by_what_leaves_or_by_each_pod() {
+        let there = json!([{"node": "n1", "egressIP": "192.0.2.1"}]);
+        let with = |by: Value| read(&json!({"nodes": [], "network": "100", "sourceIPBy": by}), &there);
+        let by_host = with(json!(null));
+        let network = by_host.network.as_ref().expect("a network");
+        assert_eq!((network.table.as_str(), network.addresses.len(), network.pods.is_some()), ("100", 2, false));
+        assert_eq!((by_host.listed.len(), by_host.is_by_own_nodes()), (2, false));
+        let by_nodes = with(json!("Network"));
+        assert!(by_nodes.is_by_own_nodes() && by_nodes.listed.is_empty(), "no address is assigned");
+        let pods = by_nodes.network.and_then(|network| network.pods).expect("pods");
+        let web = Labels::from([("app".to_owned(), "web".to_owned())]);
+        assert!(pods.pods.matches(&web) && !pods.pods.matches(&Labels::new()));
+    }
+
+    #[test]
+    fn rules_of_several_objects_share_the_addresses_and_come_by_age() {
+        let rule = |name: &str, created: i64, more: Value| {
+            let mut rule = json!({
+                "from": {"kind": "Egress", "name": name, "uid": name, "created": created},
+                "selectors": [{"namespaces": {}, "pods": {"matchLabels": {"app": "web"}}}],
+            });
+            rule.as_object_mut().expect("an object").extend(more.as_object().expect("fields").clone());
+            rule
+        };
+        let prefixes = json!({"destinations": ["198.51.100.0/24", "2001:db8::/32"], "excluded": ["198.51.100.7/32"]});
+        let rules = json!([rule("young", 9, json!({})), rule("old", 3, prefixes)]);
+        let policy = read(&json!({"addressesOf": null, "rules": rules, "nodes": ["n1"]}), &json!([]));
+        assert!(selects_web(&policy), "also before it has a node: its packets are dropped until then");
+        assert_eq!(policy.eligible_nodes, EligibleNodes::Named(Some(["n1".to_owned()].into())));
+        assert_eq!((policy.rank().0, policy.rank().1), (SourceKind::Egress, 3));
+        let rules = policy.rules.expect("rules");
+        let names: Vec<_> = rules.iter().map(|rule| rule.source.to_string()).collect();
+        assert_eq!(names, ["Egress old", "Egress young"]);
+        let Destinations::Prefixes(prefixes) = &rules[0].destinations else { panic!("no prefixes") };
+        assert_eq!((prefixes.entries().count(), &rules[1].destinations), (3, &Destinations::All));
+        let broken = read(&json!({"rules": [rule("a", 1, json!({"destinations": ["198.51.100.0"]}))]}), &json!([]));
+        assert!(
+            broken.rules.is_none() && broken.unreadable[0].part == PolicyPart::Selectors,
+            "{:?}",
+            broken.unreadable
+        );
+    }
+}
