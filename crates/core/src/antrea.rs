@@ -252,6 +252,10 @@ pub struct Allocation {
     pub used: BTreeMap<String, u64>,
 }
 
+/// By pool: the addresses that no Egress of this run has been given or refused. All before them are taken, so that many new
+/// Egresses walk over the taken addresses once.
+type UnseenAddresses<'a> = BTreeMap<&'a String, Box<dyn Iterator<Item = IpAddr> + 'a>>;
+
 /// Egresses with the same addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressGroup {
@@ -277,8 +281,9 @@ impl AntreaInputs {
                 }
             }
         }
+        let mut unseen = BTreeMap::new();
         for (name, egress) in &by_age {
-            let outcome = self.addresses(name, egress, &mut held, &mut allocation);
+            let outcome = self.addresses((name, egress), &mut held, &mut unseen, &mut allocation);
             allocation.egresses.insert((*name).clone(), outcome);
         }
         for (address, holder) in &held {
@@ -325,9 +330,9 @@ impl AntreaInputs {
     /// The addresses of one Egress; chooses those that it lacks.
     fn addresses<'a>(
         &'a self,
-        name: &'a String,
-        egress: &EgressObject,
+        (name, egress): (&'a String, &'a EgressObject),
         held: &mut BTreeMap<IpAddr, &'a String>,
+        unseen: &mut UnseenAddresses<'a>,
         allocation: &mut Allocation,
     ) -> Result<Vec<IpAddr>, NotAllocated> {
         let spec = egress.spec.as_ref().map_err(|why| NotAllocated::Unreadable(why.clone()))?;
@@ -354,8 +359,9 @@ impl AntreaInputs {
                     if let Some(problem) = allocation.problems.get(pool) {
                         return Err(NotAllocated::Pool(pool.clone(), problem.clone()));
                     }
-                    let mut all = ranges.ranges.iter().flat_map(PoolRange::addresses);
-                    let free = all.find(|one| !held.contains_key(one) && !ranges.is_gateway(*one));
+                    let all = || Box::new(ranges.ranges.iter().flat_map(PoolRange::addresses)) as _;
+                    let unseen = unseen.entry(pool).or_insert_with(all);
+                    let free = unseen.find(|one| !held.contains_key(one) && !ranges.is_gateway(*one));
                     let free = free.ok_or_else(|| NotAllocated::Exhausted(pool.clone()))?;
                     held.insert(free, name);
                     addresses.push(free);

@@ -11,6 +11,8 @@ pub const NODE_SUBNETS: &str = "k8s.ovn.org/node-subnets";
 /// Node: `[{"interface":"eni-1","ifaddr":{"ipv4":"10.0.128.0/18"},"capacity":{"ipv4":9,"ipv6":10}}]`, or
 /// `"capacity":{"ip":14}`; the first entry counts. Written by OpenShift's cloud controller.
 pub const CLOUD_CONFIG: &str = "cloud.network.openshift.io/egress-ipconfig";
+/// Node: how many egress IPs it takes at most, of all kinds of policies. Written by users, as in Antrea.
+pub const MAX_EGRESS_IPS: &str = "node.antrea.io/max-egress-ips";
 /// Node: its egress IPs go to other nodes if these can take them, and it gets no new ones. Any value but `false`
 /// counts. Written by `egress-agent drain`, or by users.
 pub const DRAIN: &str = "k8s.ovn.org/egress-drain";

@@ -253,8 +253,7 @@ fn place_others<'a>(
     }
     let last = former_nodes(claims, inputs.hand_overs, hosts, &pending);
     let classes: Vec<_> = pending.iter().map(|(rank, address)| hosts.class(claims[*rank].policy, *address)).collect();
-    let capacity = |node: &Node| node.cloud.as_ref().map(|cloud| cloud.capacity).unwrap_or_default();
-    let loads = hosts.nodes.iter().map(|(name, node)| NodeLoad::new(name, capacity(node))).collect();
+    let loads = hosts.nodes.iter().map(|(name, node)| NodeLoad::new(name, node.capacity())).collect();
     let mut matching = Matching::new(loads, claims.len(), &hosts.classes);
     for (rank, kept) in places.iter().enumerate() {
         kept.iter().for_each(|(address, node)| matching.keep(rank, *node, address.is_ipv4()));

@@ -56,7 +56,7 @@ pub enum EntryStatus {
     },
     /// Every node that could take it has another address of the policy.
     NodesInUse,
-    /// Nodes that could take it have as many addresses as their cloud allows.
+    /// Nodes that could take it have as many addresses as their cloud or their annotation allows.
     NoCapacity,
     /// The policy already has the maximum of addresses of this family.
     Surplus,

@@ -42,6 +42,8 @@ pub struct Node {
     pub pod_subnets: Vec<IpNet>,
     /// What the cloud publishes about egress IPs of this node, if it does.
     pub cloud: Option<CloudConfig>,
+    /// Annotation `node.antrea.io/max-egress-ips`.
+    pub max_egress_ips: Option<usize>,
     /// The interfaces that can host egress IPs, as the agent publishes them; none of an agent without this list.
     pub interfaces: Vec<EgressInterface>,
     /// The uplink, as the agent publishes it.
@@ -171,6 +173,7 @@ pub enum NodePart {
     HostCidrs,
     PodSubnets,
     Cloud,
+    MaxEgressIps,
     Interfaces,
 }
 
@@ -211,6 +214,7 @@ impl Reading for Node {
                 }
                 NodePart::PodSubnets => self.pod_subnets.clone_from(&known.pod_subnets),
                 NodePart::Cloud => self.cloud.clone_from(&known.cloud),
+                NodePart::MaxEgressIps => self.max_egress_ips = known.max_egress_ips,
                 NodePart::Interfaces => self.interfaces.clone_from(&known.interfaces),
             }
         }
@@ -224,6 +228,12 @@ impl Node {
         let primary = self.primary.iter().map(IpNet::addr);
         let candidates: Vec<IpAddr> = if self.primary.is_empty() { self.internal.clone() } else { primary.collect() };
         candidates.iter().find(|a| a.is_ipv4()).or(candidates.first()).copied().map(TunnelEndpoint)
+    }
+
+    /// How many egress IPs it may have: the lower of what the cloud and the node's annotation say.
+    pub fn capacity(&self) -> Capacity {
+        let cloud = self.cloud.as_ref().map(|cloud| cloud.capacity).unwrap_or_default();
+        Capacity { total: cloud.total.into_iter().chain(self.max_egress_ips).min(), ..cloud }
     }
 
     /// Every address of the node itself, including its management port's.

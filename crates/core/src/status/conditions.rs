@@ -26,7 +26,7 @@ pub enum Reason {
     NoEligibleNode,
     /// A node could host an address, and is not ready, does not answer, has not published its networks, or is drained.
     NoReadyNode,
-    /// Nodes that could take an address have as many as their cloud allows.
+    /// Nodes that could take an address have as many as their cloud or their annotation allows.
     NoCapacity,
     /// No entry is an address.
     InvalidEgressIP,
@@ -308,7 +308,10 @@ fn cause(entry: &str, status: &EntryStatus, cluster: &ClusterContext) -> Option<
         EntryStatus::NoNode => format!("{entry}: {}", cluster.no_network()),
         EntryStatus::NotReady { node, why } => format!("{entry}: node {node}, which could host it, {why}"),
         EntryStatus::Drained { node } => format!("{entry}: node {node}, which could host it, is drained"),
-        EntryStatus::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
+        EntryStatus::NoCapacity => {
+            let key = keys::MAX_EGRESS_IPS;
+            format!("{entry}: nodes for it have as many egress IPs as their cloud or their annotation {key} allows")
+        }
         EntryStatus::NodesInUse => format!("{entry}: every node for it has another address of this object"),
         EntryStatus::Surplus => {
             format!("{entry}: this object has {MAX_SLOTS} others of the family, and may have no more")

@@ -127,21 +127,21 @@ fn request(spec: &Value) -> Result<EgressRequest, String> {
         list => Vec::<String>::deserialize(list).map_err(|error| format!("spec.{field}: {error}")),
     };
     let [addresses, pools] = if is_plural(spec) { plural } else { singular };
-    let (addresses, pools) = (list(addresses)?, list(pools)?);
+    let (addresses, names) = (list(addresses)?, list(pools)?);
     let address = |text: &String| {
         let parsed = text.parse::<IpAddr>().map(|address| address.to_canonical());
         parsed.map_err(|_| format!("spec: {text:?} is no IP address"))
     };
     let addresses = addresses.iter().map(address).collect::<Result<Vec<_>, String>>()?;
-    if addresses.is_empty() && pools.is_empty() {
+    if addresses.is_empty() && names.is_empty() {
         return Err("spec: neither an egressIP nor an externalIPPool".to_owned());
     }
-    if !pools.is_empty() && addresses.len() > pools.len() {
+    if !names.is_empty() && addresses.len() > names.len() {
         return Err("spec: more egressIPs than externalIPPools".to_owned());
     }
-    let count = addresses.len().max(pools.len());
+    let count = addresses.len().max(names.len());
     let one =
-        |index: usize| RequestedAddress { address: addresses.get(index).copied(), pool: pools.get(index).cloned() };
+        |index: usize| RequestedAddress { address: addresses.get(index).copied(), pool: names.get(index).cloned() };
     Ok(EgressRequest { applied_to, addresses: (0..count).map(one).collect() })
 }
 
@@ -194,9 +194,9 @@ fn subnet_info(subnet: &Value) -> Result<PoolSubnet, String> {
 }
 
 /// The spec of the assignment of a group of Egresses.
-pub fn assignment_spec(group: &AddressGroup, egresses: &BTreeMap<String, StoredEgress>) -> Value {
+pub fn assignment_spec(group: &AddressGroup, stored: &BTreeMap<String, StoredEgress>) -> Value {
     let rules = group.egresses.iter().filter_map(|name| {
-        let StoredEgress { object, applied_to, .. } = egresses.get(name)?;
+        let StoredEgress { object, applied_to, .. } = stored.get(name)?;
         let EgressObject { uid, created, .. } = object;
         let part = |field: &str| if applied_to[field].is_null() { json!({}) } else { applied_to[field].clone() };
         let selects = object.spec.as_ref().is_ok_and(|spec| spec.applied_to.is_some());

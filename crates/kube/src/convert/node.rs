@@ -80,6 +80,7 @@ pub fn node(node: &KubeNode) -> Node {
         pair.map(|pair| networks(keys::PRIMARY_IFADDR, &pair, problems)).unwrap_or_default()
     });
     let cloud = unreadable.part(NodePart::Cloud, |problems| cloud(meta, problems));
+    let max_egress_ips = unreadable.part(NodePart::MaxEgressIps, |problems| read(meta, keys::MAX_EGRESS_IPS, problems));
     let pod_subnets = unreadable.part(NodePart::PodSubnets, |problems| {
         few((keys::NODE_SUBNETS, MOST_SUBNETS), pod_subnets(node, problems), problems)
     });
@@ -102,6 +103,7 @@ pub fn node(node: &KubeNode) -> Node {
         external: addresses("ExternalIP"),
         pod_subnets,
         cloud,
+        max_egress_ips,
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         shared_gateway: is_shared_gateway(meta),
         foreign_egress_ips: keys::EGRESS_IPS_ON_INTERFACES.iter().any(|key| lists_any(meta, key)),
@@ -116,7 +118,7 @@ pub fn node(node: &KubeNode) -> Node {
 /// Whether the node's pod subnets and networks are published and readable.
 fn knows_networks(node: &Node) -> bool {
     let is_missed = |part: &NodePart| match part {
-        NodePart::HostCidrs => false,
+        NodePart::HostCidrs | NodePart::MaxEgressIps => false,
         NodePart::Interfaces => node.cloud.is_none(),
         NodePart::Primary | NodePart::PodSubnets | NodePart::Cloud => true,
     };
@@ -529,6 +531,24 @@ mod tests {
         }
         let cloudy = with(json!({keys::CLOUD_CONFIG: r#"[{"ifaddr":{"ipv4":"172.18.0.0/16"}}]"#}));
         assert!(joined(&cloudy, None).networks_known, "of a cloud's node only the primary interface counts");
+    }
+
+    #[test]
+    fn a_node_may_limit_its_egress_ips() {
+        let with = |limit: &str, cloud: &str| {
+            convert(json!({"metadata": {"annotations": {keys::MAX_EGRESS_IPS: limit, keys::CLOUD_CONFIG:
+                format!(r#"[{{"ifaddr":{{"ipv4":"10.0.128.0/18"}},"capacity":{cloud}}}]"#)}}}))
+        };
+        assert_eq!(with("3", r#"{"ipv4":9}"#).capacity(), Capacity { total: Some(3), v4: Some(9), v6: None });
+        assert_eq!(with("0", r#"{"ip":14}"#).capacity().total, Some(0));
+        assert_eq!(with("20", r#"{"ip":14}"#).capacity().total, Some(14));
+        for broken in ["-1", "many", ""] {
+            let node = with(broken, r#"{"ip":14}"#);
+            assert_eq!(node.unreadable, [NodePart::MaxEgressIps].into(), "{broken}");
+            assert_eq!(node.problems.len(), 1, "{broken}");
+            let known = with("3", r#"{"ip":14}"#);
+            assert_eq!(node.filled_from(&known).capacity().total, Some(3), "the last readable limit stays");
+        }
     }
 
     #[test]

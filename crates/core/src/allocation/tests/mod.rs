@@ -316,6 +316,33 @@ fn a_cloud_allows_so_many_and_the_older_object_comes_first() {
 }
 
 #[test]
+fn a_node_takes_as_many_as_its_annotation_allows_and_keeps_those_it_has() {
+    let limited = |limit: usize| {
+        let mut nodes = nodes(2);
+        let node = Node { max_egress_ips: Some(limit), ..(*nodes["n1"]).clone() };
+        nodes.insert("n1".into(), Arc::new(node));
+        nodes
+    };
+    let named = |number: u8| format!("172.18.0.{}", 100 + number);
+    let all: Vec<String> = (0..4).map(named).collect();
+    let each = |published: &[(&str, &str)]| -> Policies {
+        let of = |(at, address): (usize, &String)| {
+            let own: Vec<_> = published.iter().copied().filter(|(_, one)| one == address).collect();
+            let created = i64::try_from(at).expect("few");
+            policy(address, created, &[address], &own)
+        };
+        all.iter().enumerate().map(of).collect()
+    };
+    let on_first = |policies: &Policies, limit| {
+        let outcomes = assign(policies, &limited(limit));
+        all.iter().filter(|address| node_of(&outcomes, address, address).as_deref() == Some("n1")).count()
+    };
+    assert_eq!([0, 1, 2].map(|limit| on_first(&each(&[]), limit)), [0, 1, 2]);
+    let there: Vec<_> = all.iter().map(|address| ("n1", address.as_str())).collect();
+    assert_eq!(on_first(&each(&there), 1), 4, "a limit that falls moves nothing");
+}
+
+#[test]
 fn what_stays_keeps_its_place_in_the_status() {
     let listed = ["172.18.0.101", "172.18.0.102", "172.18.0.103"];
     let policies =
