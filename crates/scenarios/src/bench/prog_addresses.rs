@@ -17,6 +17,8 @@ pub(super) struct ProgAddresses {
     pub(super) family: Family,
     /// The interface of the addresses that are served here.
     pub(super) interface: u32,
+    /// Whether the pods' policies depend on the destination.
+    pub(super) by_destination: bool,
     /// The node's own address.
     pub(super) node: IpAddr,
     /// Pods of this node: those of the local path first, those of the remote path from the second address on. The numbers of
@@ -47,6 +49,7 @@ const fn v6(a: u16, b: u16, c: u16, last: u16) -> IpAddr {
 pub(super) const V4: ProgAddresses = ProgAddresses {
     family: Family::V4,
     interface: UPLINK,
+    by_destination: false,
     node: IpAddr::V4(NODE),
     local_pods: v4(10, 128, 0, 0),
     remote_pods: v4(10, 129, 0, 0),
@@ -68,6 +71,7 @@ pub(super) const V4: ProgAddresses = ProgAddresses {
 pub(super) const V6: ProgAddresses = ProgAddresses {
     family: Family::V6,
     interface: UPLINK,
+    by_destination: false,
     node: v6(0xfd00, 0x172, 0x18, 2),
     local_pods: v6(0xfd00, 0x10, 0x128, 0),
     remote_pods: v6(0xfd00, 0x10, 0x129, 0),
@@ -90,6 +94,11 @@ impl ProgAddresses {
     /// The same addresses, served on the further interface.
     pub(super) const fn on_further(self) -> Self {
         Self { interface: FURTHER, ..self }
+    }
+
+    /// The same pods, each in a class whose policies have destinations.
+    pub(super) const fn with_destinations(self) -> Self {
+        Self { by_destination: true, ..self }
     }
 
     /// What an agent writes for a cluster of two nodes: network, length, kind, the node of a pod subnet.

@@ -8,6 +8,8 @@
 //!   and the same for IPv6, but that the other node is reached by IPv4
 //! ```
 
+use std::net::Ipv6Addr;
+
 use super::cache_use::{self, CacheUse, CacheUseMap};
 use super::prog_addresses::{NODE, OTHER_NODE, ProgAddresses, after};
 use crate::prelude::*;
@@ -16,9 +18,9 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, BloomFilter, ClusterPrefix, Config, Count, Family, InterfaceAddresses, Lease, NeighbourEntry, NeighbourKey,
-    NodeEntry, NodePlace, Owned, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, RIG_FRAME, Rig,
-    RouteDestination, RouteEntry, Verdict, WhenEmpty,
+    Addr, BloomFilter, ClassPolicy, ClusterPrefix, Config, Count, Family, InterfaceAddresses, Lease, NeighbourEntry,
+    NeighbourKey, NodeEntry, NodePlace, Owned, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot,
+    PortRange, RIG_FRAME, Rig, RouteDestination, RouteEntry, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -198,11 +200,14 @@ fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
     map.set(0, config(of), 0)?;
     let mut lease: Array<MapData, Lease> = Array::try_from(take(product, "lease")?)?;
     lease.set(0, Lease::ENDLESS, 0)?;
+    // The class of pods with destinations has the number of the object that they leave by.
+    let entry = |id| if of.by_destination { PodEntry::by_destination(id, 0) } else { PodEntry::selected(id, 0) };
     let block = |first: IpAddr, id: u32| {
         let pods = (0..pods / 2).map(move |place| addr(after(first, place)));
-        pods.map(move |pod| (pod, PodEntry::selected(id, 0).sealed(&pod)))
+        pods.map(move |pod| (pod, entry(id).sealed(&pod)))
     };
     put(product, "pods", block(of.local_pods, of.local.0).chain(block(of.remote_pods, of.away.0)))?;
+    classes(product, of)?;
     let policy = |id: u32, slot: PolicySlot| -> Result<_> {
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[slot]).context("one slot")?;
         Ok((PolicyEntryKey::new(id, of.family), policy))
@@ -231,6 +236,32 @@ fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
         let mapped = if net.is_ipv4() { 96 } else { 0 };
         let prefix = ClusterPrefix::new(kind, node.map_or(Addr::UNSPECIFIED, addr));
         api.insert(&Key::new(mapped + u32::from(length), addr(net)), prefix, 0)?;
+    }
+    Ok(())
+}
+
+/// Of each class: policies for so many networks beside the one of the flows, and none for any other destination.
+const CLASS_NETWORKS: u32 = 256;
+
+fn classes(product: &mut Ebpf, of: &ProgAddresses) -> Result<()> {
+    let mut map: LpmTrie<MapData, PolicyDestination, ClassPolicy> = LpmTrie::try_from(take(product, "classes")?)?;
+    // Lengths: of every destination, of the flows' network, of another one.
+    let (any, others, lengths): (IpAddr, IpAddr, _) = match of.family {
+        Family::V4 => (Ipv4Addr::UNSPECIFIED.into(), [198, 18, 0, 0].into(), [128, 128 + 12, 128 + 24]),
+        Family::V6 => {
+            let others = [0x2001, 0xdb8, 0x200, 0, 0, 0, 0, 0];
+            (Ipv6Addr::UNSPECIFIED.into(), others.into(), [32, 32 + 96, 32 + 120])
+        }
+    };
+    for class in [of.local.0, of.away.0].into_iter().filter(|_| of.by_destination) {
+        let mut put = |to: IpAddr, length, policy| {
+            map.insert(&Key::new(length, PolicyDestination { set: class, to: addr(to) }), policy, 0)
+        };
+        put(any, lengths[0], ClassPolicy::NONE)?;
+        put(of.world, lengths[1], ClassPolicy::new(class))?;
+        for place in 0..CLASS_NETWORKS {
+            put(after(others, place << 8), lengths[2], ClassPolicy::new(class))?;
+        }
     }
     Ok(())
 }

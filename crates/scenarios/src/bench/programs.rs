@@ -68,9 +68,14 @@ pub(super) fn measure(
 ) -> Result<()> {
     let sizes: &[u32] = if effort.quick { &[1_000] } else { &[1_000, 10_000, 100_000] };
     let v4 = sizes.iter().map(|pods| (V4, *pods, HEATS.as_slice()));
+    let classes = [(V4.with_destinations(), 1_000, HEATS.as_slice())];
     let further = [(V4.on_further(), 1_000, HEATS.as_slice()), (V6.on_further(), 1_000, &HEATS[..1])];
-    for (of, pods, heats) in v4.chain([(V6, 1_000, &HEATS[..1])]).chain(further) {
-        let on = if of.interface == UPLINK { "" } else { ", further interface" };
+    for (of, pods, heats) in v4.chain([(V6, 1_000, &HEATS[..1])]).chain(further).chain(classes) {
+        let on = match (of.interface, of.by_destination) {
+            (UPLINK, false) => "",
+            (UPLINK, true) => ", by destination",
+            _ => ", further interface",
+        };
         let family = format!("{on}{}", if of.family == Family::V6 { ", IPv6" } else { "" });
         say(&format!("programs with {pods} pods{family}"));
         let (object, rig, rounds, quick) = (paths.object(), paths.rig(), effort.rounds, effort.quick);
