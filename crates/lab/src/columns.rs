@@ -1,12 +1,14 @@
 //! Columns of text as wide as their widest cell.
 
-/// A line per row. Numbers, by their column, end where the column ends; `gap` is between columns.
-pub fn aligned<const N: usize>(rows: &[[String; N]], gap: &str, is_number: impl Fn(usize) -> bool) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let line = |row: &[String; N]| {
-        let cells: Vec<String> = (0..N)
-            .map(|column| match (&row[column], widths[column]) {
+/// A line per row; all rows have as many cells as the first. Numbers, by their column, end where the column ends; `gap` is
+/// between columns.
+pub fn aligned<R: AsRef<[String]>>(rows: &[R], gap: &str, is_number: impl Fn(usize) -> bool) -> String {
+    let columns = rows.first().map_or(0, |row| row.as_ref().len());
+    let width = |column: usize| rows.iter().map(|row| row.as_ref()[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &R| {
+        let cells: Vec<String> = (0..columns)
+            .map(|column| match (&row.as_ref()[column], widths[column]) {
                 (cell, width) if is_number(column) => format!("{cell:>width$}"),
                 (cell, width) => format!("{cell:<width$}"),
             })

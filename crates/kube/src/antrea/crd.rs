@@ -1,8 +1,13 @@
 //! Antrea's kinds Egress and ExternalIPPool (`crd.antrea.io/v1beta1`), for clusters in which Antrea does not serve them.
 //!
+//! Their former version `v1alpha2` is served beside it.
+//!
 //! The schema and its rules refuse what Antrea's webhooks refuse, as far as one object shows it; what takes other objects, a
 //! condition of the Egress or an event of the pool says. `deploy/antrea` is generated from these types.
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionVersion,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::CustomResource;
 use kube::CustomResourceExt;
@@ -173,12 +178,27 @@ pub struct ExternalIPPoolUsage {
 
 /// The manifest, as committed in `deploy/antrea/egresses.yaml`.
 pub fn egress_manifest() -> Result<String, serde_yaml::Error> {
-    generated(&Egress::crd(), SOURCE)
+    generated(&with_old_version(Egress::crd()), SOURCE)
 }
 
 /// The manifest, as committed in `deploy/antrea/externalippools.yaml`.
 pub fn pool_manifest() -> Result<String, serde_yaml::Error> {
-    generated(&ExternalIPPool::crd(), SOURCE)
+    generated(&with_old_version(ExternalIPPool::crd()), SOURCE)
+}
+
+/// Serves `v1alpha2` too, of which Antrea's older manifests are. Its fields are among those of `v1beta1`, so that an API server
+/// converts by the version's name alone.
+fn with_old_version(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {
+    let kind = definition.spec.names.kind.clone();
+    let old = definition.spec.versions.first().map(|version| CustomResourceDefinitionVersion {
+        name: "v1alpha2".to_owned(),
+        storage: false,
+        deprecated: Some(true),
+        deprecation_warning: Some(format!("crd.antrea.io/v1alpha2 {kind} is deprecated: use crd.antrea.io/v1beta1")),
+        ..version.clone()
+    });
+    definition.spec.versions.extend(old);
+    definition
 }
 
 const SOURCE: &str = "crates/kube/src/antrea/crd.rs";

@@ -12,6 +12,51 @@ use crate::api_objects::EGRESS_IPS;
 use crate::columns::aligned;
 use egress_toolchain::kubectl;
 
+/// A kind as one types it.
+#[derive(Clone, Copy, Debug)]
+pub struct TypedKind {
+    pub resource: &'static str,
+    group: &'static str,
+    collection: &'static str,
+    /// Titles, and where the values are.
+    columns: &'static [(&'static str, &'static str)],
+}
+
+impl TypedKind {
+    pub fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.collection)
+    }
+}
+
+pub const EGRESS_IP: TypedKind = TypedKind {
+    resource: "egressip",
+    group: "k8s.ovn.org",
+    collection: EGRESS_IPS,
+    columns: &[
+        ("NAME", "/metadata/name"),
+        ("EGRESSIPS", "/spec/egressIPs/0"),
+        ("ASSIGNED NODE", "/status/items/0/node"),
+        ("ASSIGNED EGRESSIPS", "/status/items/0/egressIP"),
+        ("SELECTED PODS", "/status/selectedPods"),
+    ],
+};
+
+/// Antrea's.
+pub const EGRESS: TypedKind = TypedKind {
+    resource: "egress",
+    group: "crd.antrea.io",
+    collection: "/apis/crd.antrea.io/v1beta1/egresses",
+    columns: &[("NAME", "/metadata/name"), ("EGRESSIP", "/status/egressIP"), ("NODE", "/status/egressNode")],
+};
+
+/// Antrea's.
+pub const EXTERNAL_IP_POOL: TypedKind = TypedKind {
+    resource: "externalippool",
+    group: "crd.antrea.io",
+    collection: "/apis/crd.antrea.io/v1beta1/externalippools",
+    columns: &[("NAME", "/metadata/name"), ("TOTAL", "/status/usage/total"), ("USED", "/status/usage/used")],
+};
+
 impl KubeApi {
     pub fn has_kubectl() -> bool {
         kubectl::find().is_some()
@@ -29,25 +74,25 @@ impl KubeApi {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// `kubectl apply -f FILE` for one EgressIP manifest.
-    pub fn apply_egress_ip(&self, file: &Path) -> Result<String> {
+    /// `kubectl apply -f FILE` for one manifest of the kind.
+    pub fn apply_file(&self, kind: &TypedKind, file: &Path) -> Result<String> {
         if Self::has_kubectl() {
             return self.kubectl(&["apply", "-f", &file.to_string_lossy()]);
         }
         let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let object: Value = serde_yaml::from_str(&text)?;
-        let done = if self.create(EGRESS_IPS, &object)? { "created" } else { "configured" };
+        let done = if self.create(kind.collection, &object)? { "created" } else { "configured" };
         let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-        Ok(format!("egressip.k8s.ovn.org/{name} {done}\n"))
+        Ok(format!("{}.{}/{name} {done}\n", kind.resource, kind.group))
     }
 
-    /// `kubectl delete egressip NAME`.
-    pub fn delete_egress_ip(&self, name: &str) -> Result<String> {
+    /// `kubectl delete RESOURCE NAME`.
+    pub fn delete_named(&self, kind: &TypedKind, name: &str) -> Result<String> {
         if Self::has_kubectl() {
-            return self.kubectl(&["delete", "egressip", name]);
+            return self.kubectl(&["delete", kind.resource, name]);
         }
-        self.delete(&format!("{EGRESS_IPS}/{name}"))?;
-        Ok(format!("egressip.k8s.ovn.org \"{name}\" deleted\n"))
+        self.delete(&kind.path(name))?;
+        Ok(format!("{}.{} \"{name}\" deleted\n", kind.resource, kind.group))
     }
 
     /// `kubectl label node NODE KEY=VALUE`, or `KEY-` where there is no value.
@@ -60,14 +105,18 @@ impl KubeApi {
         Ok(format!("node/{node} {}\n", if value.is_some() { "labeled" } else { "unlabeled" }))
     }
 
-    /// `kubectl get egressip`.
-    pub fn egress_ip_table(&self) -> Result<String> {
+    /// `kubectl get RESOURCE`.
+    pub fn listed(&self, kind: &TypedKind) -> Result<String> {
         if Self::has_kubectl() {
-            return self.kubectl(&["get", "egressip"]);
+            return self.kubectl(&["get", kind.resource]);
         }
-        let list = self.get(EGRESS_IPS)?.unwrap_or_default();
+        let list = self.get(kind.collection)?.unwrap_or_default();
         let items = list.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
-        Ok(table(&items))
+        Ok(table(kind, &items))
+    }
+
+    pub fn object(&self, kind: &TypedKind, name: &str) -> Result<Option<Value>> {
+        self.get(&kind.path(name))
     }
 
     pub fn egress_ip(&self, name: &str) -> Result<Option<Value>> {
@@ -75,23 +124,16 @@ impl KubeApi {
     }
 }
 
-/// The table that kubectl prints for EgressIP objects: like it, only the first of several values.
-fn table(items: &[Value]) -> String {
-    let header = ["NAME", "EGRESSIPS", "ASSIGNED NODE", "ASSIGNED EGRESSIPS", "SELECTED PODS"].map(str::to_owned);
-    let paths = [
-        "/metadata/name",
-        "/spec/egressIPs/0",
-        "/status/items/0/node",
-        "/status/items/0/egressIP",
-        "/status/selectedPods",
-    ];
+/// The table that kubectl prints: like it, only the first of several values, and without the age.
+fn table(kind: &TypedKind, items: &[Value]) -> String {
     let cell = |item: &Value, path: &str| match item.pointer(path) {
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
         None => String::new(),
     };
-    let mut rows = vec![header];
-    rows.extend(items.iter().map(|item| paths.map(|path| cell(item, path))));
+    let columns = kind.columns.iter();
+    let mut rows = vec![columns.clone().map(|(title, _)| (*title).to_owned()).collect::<Vec<_>>()];
+    rows.extend(items.iter().map(|item| columns.clone().map(|(_, path)| cell(item, path)).collect()));
     aligned(&rows, "   ", |_| false)
 }
 
@@ -108,6 +150,6 @@ mod tests {
         });
         let expected = "NAME   EGRESSIPS      ASSIGNED NODE   ASSIGNED EGRESSIPS   SELECTED PODS\n\
                         a      172.18.0.100   node1           172.18.0.100         2\n";
-        assert_eq!(table(&[item]), expected);
+        assert_eq!(table(&EGRESS_IP, &[item]), expected);
     }
 }

@@ -7,6 +7,7 @@ use crate::prelude::*;
 
 const EGRESSES: &str = "/apis/crd.antrea.io/v1beta1/egresses";
 const POOLS: &str = "/apis/crd.antrea.io/v1beta1/externalippools";
+const FORMER: &str = "/apis/crd.antrea.io/v1alpha2";
 const ASSIGNMENTS: &str = "/apis/egress-agent.io/v1alpha1/egressassignments";
 const PODS: [(&str, usize, &str); 4] =
     [("web1", 1, "web"), ("web2", 2, "web"), ("db3", 3, "db"), ("plain", 3, "plain")];
@@ -49,6 +50,13 @@ impl AntreaLab {
             "apiVersion": "crd.antrea.io/v1beta1", "kind": "Egress", "metadata": {"name": name}, "spec": spec,
         });
         self.cluster.api.create(EGRESSES, &object).map(drop)
+    }
+
+    fn create_of_former_version(&self, kind: &str, name: &str, spec: &Value) -> Result<()> {
+        let object =
+            json!({"apiVersion": "crd.antrea.io/v1alpha2", "kind": kind, "metadata": {"name": name}, "spec": spec});
+        let plural = if kind == "Egress" { "egresses" } else { "externalippools" };
+        self.cluster.api.create(&format!("{FORMER}/{plural}"), &object).map(drop)
     }
 
     fn get(&self, path: &str) -> Result<Value> {
@@ -161,7 +169,18 @@ fn pools_give_addresses(context: &LabContext) -> Result<()> {
     lab.cluster.is_seen_as("web1", None, None)?;
     until_true("nothing is assigned", REALISED, || {
         Ok(lab.get(ASSIGNMENTS)?["items"].as_array().is_some_and(Vec::is_empty))
-    })
+    })?;
+
+    println!("manifests of the former version are served");
+    let pool = json!({"ipRanges": range(120, 120), "nodeSelector": {}});
+    lab.create_of_former_version("ExternalIPPool", "former", &pool)?;
+    let spec = json!({"appliedTo": {"podSelector": labels("app", "web")}, "externalIPPool": "former"});
+    lab.create_of_former_version("Egress", "former", &spec)?;
+    let node = lab.served("former", "172.18.0.120")?;
+    lab.cluster.is_seen_as("web1", Some("172.18.0.120"), None)?;
+    let object = lab.get(&format!("{FORMER}/egresses/former"))?;
+    ensure!(object["status"]["egressNode"] == format!("node{node}"), "{object}");
+    Ok(())
 }
 
 fn follow_nodes(context: &LabContext) -> Result<()> {

@@ -56,7 +56,8 @@ pub fn tests() -> Vec<LabTest> {
     tests.extend(antrea::tests());
     tests.extend(nic::tests());
     tests.extend([
-        test("story_succeeds_and_leaves_nothing", story::succeeds),
+        test("story_succeeds_and_leaves_nothing", story::of_egress_ips),
+        test("story_of_antrea_succeeds_and_leaves_nothing", story::of_antrea),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),
         test("leader_loses_its_node", reachability::leader_loses_its_node),
         test("leader_that_hears_no_node", reachability::leader_that_hears_no_node_lets_another_lead),

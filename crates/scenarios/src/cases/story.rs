@@ -14,13 +14,21 @@ use egress_lab::topology::teardown::processes_of;
 const STORY: Duration = Duration::from_secs(150);
 const NODES: usize = 3;
 
-pub(super) fn succeeds(context: &LabContext) -> Result<()> {
-    let prefix = format!("y{}", std::process::id());
+pub(super) fn of_egress_ips(context: &LabContext) -> Result<()> {
+    succeeds(context, "egress-ip", "y")
+}
+
+pub(super) fn of_antrea(context: &LabContext) -> Result<()> {
+    succeeds(context, "antrea", "z")
+}
+
+fn succeeds(context: &LabContext, story: &str, prefix: &str) -> Result<()> {
+    let prefix = format!("{prefix}{}", std::process::id());
     let folder = Path::new(FOLDER).join(&prefix);
     let log = context.logs.join("story.log");
     let output = File::create(&log)?;
     let mut child = Command::new(std::env::current_exe()?)
-        .args(["run", "--no-install", "--prefix", &prefix, "--agent"])
+        .args(["run", "--story", story, "--no-install", "--prefix", &prefix, "--agent"])
         .arg(&context.built.agent)
         .stdout(output.try_clone()?)
         .stderr(output)

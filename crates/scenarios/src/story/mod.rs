@@ -1,16 +1,18 @@
 //! The walkthrough that `cargo xtask run` plays: real agents on a real kernel, and a server outside that reports the source
 //! address of each request.
 //!
-//! `pods` lists the pods, `walkthrough` is the cluster and what the steps do on it, `steps` is the story, `report` compares what
-//! was expected with what was seen.
+//! `pods` lists the pods, `walkthrough` is the cluster and what the steps do on it, `egress_ip` and `antrea` are the stories,
+//! `steps` has what both do, `report` compares what was expected with what was seen.
 
+mod antrea;
+mod egress_ip;
 mod hold;
 mod pods;
 mod report;
 mod steps;
 mod walkthrough;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::prelude::*;
 use egress_lab::kube_api::{ApiChoice, KubeApi};
@@ -23,6 +25,9 @@ use walkthrough::Walkthrough;
 
 #[derive(Args)]
 pub struct StoryArgs {
+    /// Which API's story
+    #[arg(long, value_enum, default_value_t = Story::EgressIp)]
+    story: Story,
     /// How many nodes
     #[arg(long, default_value_t = 3)]
     nodes: usize,
@@ -51,6 +56,37 @@ pub struct StoryArgs {
     build: BuildArgs,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Story {
+    /// EgressIP of OVN-Kubernetes
+    EgressIp,
+    /// Egress and ExternalIPPool of Antrea
+    Antrea,
+}
+
+impl Story {
+    fn play(self, walkthrough: &mut Walkthrough) -> Result<()> {
+        match self {
+            Self::EgressIp => egress_ip::play(walkthrough),
+            Self::Antrea => antrea::play(walkthrough),
+        }
+    }
+
+    /// Arguments of the controllers.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::EgressIp => &[],
+            Self::Antrea => &["--antrea"],
+        }
+    }
+}
+
+/// Takes the objects of all stories out of an API server.
+fn withdraw(api: &KubeApi) -> Result<()> {
+    let mut objects = egress_ip::OBJECTS.iter().chain(&antrea::OBJECTS);
+    objects.try_for_each(|(kind, name)| api.delete(&kind.path(name)))
+}
+
 pub fn run(args: &StoryArgs) -> Result<()> {
     ensure!(args.nodes >= 2, "the story moves an address from node to node and needs at least two");
     ensure!(args.pods >= 1, "the story needs pods");
@@ -65,7 +101,7 @@ pub fn run(args: &StoryArgs) -> Result<()> {
     };
     progress.step(&format!("lab: {} nodes with {} pods each", args.nodes, args.pods));
     let mut walkthrough = set(args, agent, &paths, &progress)?;
-    let played = steps::play(&mut walkthrough).context("the story broke off");
+    let played = args.story.play(&mut walkthrough).context("the story broke off");
     if played.is_err() {
         yield_to_signal();
     }
@@ -88,14 +124,14 @@ pub fn run(args: &StoryArgs) -> Result<()> {
 fn set(args: &StoryArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Result<Walkthrough> {
     // Objects of a story that was broken off on the same server are removed first.
     let api = ApiChoice::new(args.kubeconfig.clone());
-    let mut cluster = TestCluster::bring_up_on(lab_of(args, paths), &api, steps::withdraw)?;
+    let mut cluster = TestCluster::bring_up_on(lab_of(args, paths), &api, withdraw)?;
     progress.step(&format!("lab {}: network up", cluster.lab.prefix()));
     progress.step(&format!("Kubernetes: {}", cluster.api.description()));
     if !KubeApi::has_kubectl() {
         progress.step("kubectl is not installed: the lab's own client makes the same requests in its place");
     }
     let capture = Some(Capture::start(&cluster.lab)?);
-    cluster.start_agents(&AgentOptions::new(&agent, &cluster.api).with(log_options(args)))?;
+    cluster.start_agents(&AgentOptions::new(&agent, &cluster.api).with(options(args)))?;
     progress.step(&format!("{} agents started", cluster.agents.len()));
     let examples = paths.root.join("deploy/examples");
     let patience = Duration::from_secs(args.patience);
@@ -103,9 +139,9 @@ fn set(args: &StoryArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> 
 }
 
 /// Packets are logged under the name of the programs' crate.
-fn log_options(args: &StoryArgs) -> Vec<String> {
+fn options(args: &StoryArgs) -> Vec<String> {
     let level = args.build.log_packets.then_some("--log-level=info,egress_ebpf=trace");
-    level.into_iter().map(str::to_owned).collect()
+    args.story.arguments().iter().copied().chain(level).map(str::to_owned).collect()
 }
 
 fn lab_of(args: &StoryArgs, paths: &Paths) -> LabBuilder {
@@ -141,7 +177,7 @@ fn take_down(walkthrough: Walkthrough, args: &StoryArgs) -> Result<()> {
     cluster.agents.clear();
     drop(capture);
     let removed = match args.kubeconfig.is_some() {
-        true => steps::withdraw(&cluster.api).and(cluster.api.remove_objects()),
+        true => withdraw(&cluster.api).and(cluster.api.remove_objects()),
         false => Ok(()),
     };
     if args.keep_logs {

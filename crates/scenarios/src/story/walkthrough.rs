@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 
 use super::report::StoryReport;
 use crate::prelude::*;
-use egress_lab::kube_api::KubeApi;
+use egress_lab::kube_api::{EGRESS_IP, KubeApi, TypedKind};
 use egress_lab::wait::poll;
 
 /// How many requests each pod makes per family once things have settled.
@@ -43,9 +43,17 @@ impl Walkthrough {
         Ok(())
     }
 
-    pub(super) fn apply(&self, example: &str) -> Result<()> {
+    pub(super) fn apply(&self, kind: &TypedKind, example: &str) -> Result<()> {
         let file = self.examples.join(example);
-        self.show(&format!("apply -f deploy/examples/{example}"), |api| api.apply_egress_ip(&file))
+        self.show(&format!("apply -f deploy/examples/{example}"), |api| api.apply_file(kind, &file))
+    }
+
+    pub(super) fn delete(&self, kind: &TypedKind, name: &str) -> Result<()> {
+        self.show(&format!("delete {} {name}", kind.resource), |api| api.delete_named(kind, name))
+    }
+
+    pub(super) fn list(&self, kind: &TypedKind) -> Result<()> {
+        self.show(&format!("get {}", kind.resource), |api| api.listed(kind))
     }
 
     pub(super) fn label(&self, node: NodeNumber, on: bool) -> Result<()> {
@@ -61,27 +69,33 @@ impl Walkthrough {
         ended.context("a lease has no end though another node could host the address")
     }
 
-    /// Waits until the object's addresses are assigned as wanted, notes it, and shows the table.
+    /// Waits until an object is as wanted, and returns it as it is in the end.
+    pub(super) fn wait_for(&mut self, kind: &TypedKind, name: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        let end = Instant::now() + self.patience;
+        loop {
+            self.agents_alive()?;
+            let object = self.cluster.api.object(kind, name)?.unwrap_or_default();
+            if wanted(&object) || Instant::now() > end {
+                return Ok(object);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until the EgressIP's addresses are assigned as wanted, notes it, and shows the table.
     pub(super) fn expect_assigned(
         &mut self,
         object: &str,
         expected: &str,
         wanted: impl Fn(&[(String, String)]) -> bool,
     ) -> Result<()> {
-        let end = Instant::now() + self.patience;
-        let assignment = loop {
-            self.agents_alive()?;
-            let assignment = assignments(self.cluster.api.egress_ip(object)?.as_ref());
-            if wanted(&assignment) || Instant::now() > end {
-                break assignment;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        };
+        let found = self.wait_for(&EGRESS_IP, object, |object| wanted(&assignments(object)))?;
+        let assignment = assignments(&found);
         let pairs: Vec<String> = assignment.iter().map(|(node, address)| format!("{address} on {node}")).collect();
         println!("   assigned: {}", if pairs.is_empty() { "nothing".to_owned() } else { pairs.join(", ") });
         let seen = if wanted(&assignment) { expected.to_owned() } else { format!("[{}]", pairs.join(", ")) };
         self.report.check(object, &expected, &seen);
-        self.show("get egressip", KubeApi::egress_ip_table)
+        self.list(&EGRESS_IP)
     }
 
     /// Lets every pod that `expected` has an opinion on call the outside, and compares what the server saw.
@@ -168,8 +182,8 @@ fn listed(items: &BTreeSet<impl std::fmt::Display>) -> String {
 }
 
 /// The (node, address) pairs of an object's status.
-fn assignments(object: Option<&Value>) -> Vec<(String, String)> {
-    let items = object.and_then(|object| object.pointer("/status/items")).and_then(Value::as_array);
+fn assignments(object: &Value) -> Vec<(String, String)> {
+    let items = object.pointer("/status/items").and_then(Value::as_array);
     let pair = |item: &Value| {
         let text = |key: &str| item.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         (text("node"), text("egressIP"))
