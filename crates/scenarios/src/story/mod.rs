@@ -26,8 +26,8 @@ use walkthrough::Walkthrough;
 #[derive(Args)]
 pub struct StoryArgs {
     /// Which API's story
-    #[arg(long, value_enum, default_value_t = Story::EgressIp)]
-    story: Story,
+    #[arg(long, value_enum, default_value_t = StoryApi::EgressIp)]
+    story: StoryApi,
     /// How many nodes
     #[arg(long, default_value_t = 3)]
     nodes: usize,
@@ -57,14 +57,14 @@ pub struct StoryArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Story {
+enum StoryApi {
     /// EgressIP of OVN-Kubernetes
     EgressIp,
     /// Egress and ExternalIPPool of Antrea
     Antrea,
 }
 
-impl Story {
+impl StoryApi {
     fn play(self, walkthrough: &mut Walkthrough) -> Result<()> {
         match self {
             Self::EgressIp => egress_ip::play(walkthrough),

@@ -335,7 +335,7 @@ fn a_node_takes_as_many_as_its_annotation_allows_and_keeps_those_it_has() {
     };
     let on_first = |policies: &Policies, limit| {
         let outcomes = assign(policies, &limited(limit));
-        all.iter().filter(|address| node_of(&outcomes, address, address).as_deref() == Some("n1")).count()
+        all.iter().filter(|address| node_of(&outcomes, address, address) == Some("n1")).count()
     };
     assert_eq!([0, 1, 2].map(|limit| on_first(&each(&[]), limit)), [0, 1, 2]);
     let there: Vec<_> = all.iter().map(|address| ("n1", address.as_str())).collect();
