@@ -1,9 +1,15 @@
 use std::sync::Arc;
 
+use egress_common::random::Random;
+
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
-use crate::model::policy::{DestinationPrefixes, Destinations, PolicyNetwork, Selects, Unreadable};
+use crate::model::policy::{
+    DestinationPrefixes, Destinations, PolicyKind, PolicyNetwork, PolicyRule, RuleSource, Selects, SourceKind,
+    Unreadable,
+};
 use crate::model::samples::{equals, interface, ip, net, policy, settings};
+use crate::model::selector::Selector;
 use crate::model::services::{Service, ServiceKey};
 use crate::model::state::{EgressIds, PodClass, PodOwner, PodState, TunnelEndpoint};
 use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
@@ -907,4 +913,107 @@ fn an_address_from_the_cni_counts_before_the_kubelet_reports_it() {
     compiler.apply(Change::Pods(Update::Removed(key("two"))));
     compiler.apply(put("two", bare("two")));
     assert_eq!(owner(&mut compiler, 11), None);
+}
+
+/// Policies of all kinds at once, against the order that the documentation states: the longest prefix of the destination, then
+/// a policy that has an address, then by kind, age and name.
+#[test]
+fn policies_of_all_kinds_follow_the_documented_order() {
+    const TARGETS: [&str; 6] =
+        ["0.0.0.0/0", "192.0.2.0/24", "192.0.2.0/28", "192.0.2.1/32", "203.0.0.0/8", "2001:db8::/32"];
+    const TO: [&str; 4] = ["192.0.2.1", "192.0.2.2", "192.0.2.200", "203.0.113.1"];
+    let mut classes = 0;
+    for seed in 0..400 {
+        let mut random = Random::new(seed);
+        let policies = of_all_kinds(&mut random, &TARGETS);
+        let mut view = view(policies, vec![]);
+        view.namespaces.insert("test".to_owned(), Labels::from([("env".into(), "test".into())]));
+        for (index, (namespace, app)) in [("prod", "a"), ("prod", "b"), ("test", "a"), ("test", "b")].iter().enumerate()
+        {
+            let labels = Labels::from([("app".into(), (*app).into())]);
+            let of = PodKey { namespace: (*namespace).into(), name: (*app).into() };
+            view.pods.insert(of, Pod { labels, ..pod(&format!("10.244.1.{}", 10 + index)) });
+        }
+        let state = compiled(&view);
+        classes += state.classes.len();
+        for (key, pod) in &view.pods {
+            let address = *pod.reported.first().expect("it has one");
+            for to in TO.map(ip) {
+                let expected = documented(&view, key, to);
+                assert_eq!(state.policies_of(address).of(to), expected, "seed {seed}, {key:?} to {to}");
+            }
+        }
+    }
+    assert!(classes > 400, "{classes} classes are too few to show anything");
+}
+
+/// The egress ID of each is its own, and so is the name of each rule.
+fn of_all_kinds(random: &mut Random, targets: &[&str]) -> Vec<EgressPolicy> {
+    let count = random.below(7);
+    let of = |index: usize| {
+        let id = u32::try_from(index + 1).expect("few");
+        let address = format!("172.18.0.{}", 100 + index);
+        let there = [("n2", address.as_str())];
+        let items = if random.below(4) > 0 { &there[..] } else { &[] };
+        let kind =
+            random.one_of(&[SourceKind::EgressService, SourceKind::EgressIp, SourceKind::Egress, SourceKind::Egress]);
+        let name = format!("{}{index}", random.one_of(&["a", "b", "c"]));
+        let mut one = policy(&name, &[&address], items).published_as(|it| it.ids = EgressIds::both(EgressId(id)));
+        if kind != SourceKind::EgressIp {
+            one = one.from_origin(|origin| origin.key.kind = PolicyKind::Assignment);
+        }
+        let rule = one.rules.iter().flatten().next().expect("it has one").clone();
+        let count = if kind == SourceKind::Egress { 1 + random.below(3) } else { 1 };
+        let rules = (0..count).map(|number| {
+            let created = i64::try_from(random.below(3)).expect("few");
+            let source = RuleSource { kind, created, name: format!("{name}-{number}"), ..rule.source.clone() };
+            let selects = (0..=random.below(2)).map(|_| Selects {
+                namespaces: random
+                    .one_of(&[&Selector::default(), &equals("env", "prod"), &equals("env", "test")])
+                    .clone(),
+                pods: random.one_of(&[&Selector::default(), &equals("app", "a"), &equals("app", "b")]).clone(),
+            });
+            let selects = selects.collect();
+            let destinations = match random.below(3) {
+                0 => Destinations::All,
+                _ => {
+                    let mut some = |one_in| -> Vec<IpNet> {
+                        targets.iter().filter(|_| random.below(one_in) == 0).map(|text| net(text)).collect()
+                    };
+                    let (included, excluded) = (some(2), some(4));
+                    Destinations::Prefixes(Arc::new(DestinationPrefixes::new(included, excluded)))
+                }
+            };
+            PolicyRule { source, selects, destinations }
+        });
+        let rules = Some(rules.collect());
+        EgressPolicy { rules, ..one }
+    };
+    (0..count).map(of).collect()
+}
+
+/// What the documentation says, as plainly as possible.
+fn documented(view: &ClusterView, key: &PodKey, to: IpAddr) -> Option<EgressId> {
+    let (namespace, pod) = (&view.namespaces[&key.namespace], &view.pods[key].labels);
+    let mut applying = Vec::new();
+    for policy in view.policies.values() {
+        for rule in policy.rules.iter().flatten() {
+            let selected = rule.selects.iter().any(|one| one.namespaces.matches(namespace) && one.pods.matches(pod));
+            let length = match &rule.destinations {
+                Destinations::All => Some(0),
+                Destinations::Prefixes(prefixes) => {
+                    let around = prefixes.entries().filter(|(net, _)| net.contains(&to));
+                    let longest = around.max_by_key(|(net, _)| net.prefix_len());
+                    longest.filter(|(_, included)| **included).map(|(net, _)| net.prefix_len())
+                }
+            };
+            if let Some(length) = length.filter(|_| selected) {
+                let RuleSource { kind, created, name, .. } = &rule.source;
+                let has_none = policy.published.items.is_empty();
+                let id = policy.published.ids.of(Family::V4);
+                applying.push((std::cmp::Reverse(length), has_none, *kind, *created, name, id));
+            }
+        }
+    }
+    applying.iter().min().and_then(|(.., id)| *id)
 }
