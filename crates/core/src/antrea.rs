@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -252,9 +253,23 @@ pub struct Allocation {
     pub used: BTreeMap<String, u64>,
 }
 
-/// By pool: the addresses that no Egress of this run has been given or refused. All before them are taken, so that many new
-/// Egresses walk over the taken addresses once.
-type UnseenAddresses<'a> = BTreeMap<&'a String, Box<dyn Iterator<Item = IpAddr> + 'a>>;
+/// Addresses of a pool that no Egress of this run has been given. All before the unseen ones are taken, or returned by an Egress
+/// that got none, so that many new Egresses walk over the taken addresses once.
+struct FreeAddresses<'a> {
+    /// The first one last.
+    returned: Vec<IpAddr>,
+    unseen: Box<dyn Iterator<Item = IpAddr> + 'a>,
+}
+
+impl<'a> FreeAddresses<'a> {
+    fn of(pool: &'a PoolRequest) -> Self {
+        Self { returned: Vec::new(), unseen: Box::new(pool.ranges.iter().flat_map(PoolRange::addresses)) }
+    }
+
+    fn next(&mut self, is_free: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+        self.returned.pop().or_else(|| self.unseen.find(is_free))
+    }
+}
 
 /// Egresses with the same addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,7 +278,7 @@ pub struct AddressGroup {
     /// By age.
     pub egresses: Vec<String>,
     /// The nodes that may have the addresses; `None` for all.
-    pub nodes: Option<BTreeSet<String>>,
+    pub nodes: Option<Arc<BTreeSet<String>>>,
 }
 
 impl AntreaInputs {
@@ -275,15 +290,17 @@ impl AntreaInputs {
         // What objects have, before anything new.
         let mut held = BTreeMap::<IpAddr, &String>::new();
         for (name, egress) in &by_age {
-            for address in egress.spec.iter().flat_map(|spec| &spec.addresses).filter(|one| one.pool.is_some()) {
-                if let Some(address) = address.address {
+            for RequestedAddress { address, pool } in egress.spec.iter().flat_map(|spec| &spec.addresses) {
+                let pool = pool.as_deref().and_then(|pool| self.pool(pool));
+                // An address that is not of its pool keeps no other Egress from having it.
+                if let Some(address) = address.filter(|address| pool.is_some_and(|pool| pool.contains(*address))) {
                     held.entry(address).or_insert(name);
                 }
             }
         }
-        let mut unseen = BTreeMap::new();
+        let mut free = BTreeMap::new();
         for (name, egress) in &by_age {
-            let outcome = self.addresses((name, egress), &mut held, &mut unseen, &mut allocation);
+            let outcome = self.addresses((name, egress), &mut held, &mut free, &mut allocation);
             allocation.egresses.insert((*name).clone(), outcome);
         }
         for (address, holder) in &held {
@@ -327,16 +344,41 @@ impl AntreaInputs {
         problems
     }
 
-    /// The addresses of one Egress; chooses those that it lacks.
+    /// The addresses of one Egress; chooses those that it lacks, all or none.
     fn addresses<'a>(
         &'a self,
         (name, egress): (&'a String, &'a EgressObject),
         held: &mut BTreeMap<IpAddr, &'a String>,
-        unseen: &mut UnseenAddresses<'a>,
+        free: &mut BTreeMap<&'a String, FreeAddresses<'a>>,
         allocation: &mut Allocation,
     ) -> Result<Vec<IpAddr>, NotAllocated> {
+        let mut chosen = Vec::new();
+        let outcome = self.given_or_chosen((name, egress), held, free, &mut chosen, &allocation.problems);
+        if outcome.is_err() {
+            for (pool, address) in chosen.into_iter().rev() {
+                held.remove(&address);
+                free.get_mut(pool).into_iter().for_each(|free| free.returned.push(address));
+            }
+            return outcome;
+        }
+        if chosen.is_empty() {
+            return outcome;
+        }
+        allocation.chosen.insert(name.clone(), outcome?);
+        Err(NotAllocated::Allocating)
+    }
+
+    /// The addresses of one Egress, and those of them that it lacked, with their pools.
+    fn given_or_chosen<'a>(
+        &'a self,
+        (name, egress): (&'a String, &'a EgressObject),
+        held: &mut BTreeMap<IpAddr, &'a String>,
+        free: &mut BTreeMap<&'a String, FreeAddresses<'a>>,
+        chosen: &mut Vec<(&'a String, IpAddr)>,
+        problems: &BTreeMap<String, PoolProblem>,
+    ) -> Result<Vec<IpAddr>, NotAllocated> {
         let spec = egress.spec.as_ref().map_err(|why| NotAllocated::Unreadable(why.clone()))?;
-        let (mut addresses, mut is_new) = (Vec::new(), false);
+        let mut addresses = Vec::new();
         for RequestedAddress { address, pool } in &spec.addresses {
             let Some(pool) = pool else {
                 addresses.extend(address);
@@ -356,22 +398,17 @@ impl AntreaInputs {
                     _ => addresses.push(*address),
                 },
                 None => {
-                    if let Some(problem) = allocation.problems.get(pool) {
+                    if let Some(problem) = problems.get(pool) {
                         return Err(NotAllocated::Pool(pool.clone(), problem.clone()));
                     }
-                    let all = || Box::new(ranges.ranges.iter().flat_map(PoolRange::addresses)) as _;
-                    let unseen = unseen.entry(pool).or_insert_with(all);
-                    let free = unseen.find(|one| !held.contains_key(one) && !ranges.is_gateway(*one));
-                    let free = free.ok_or_else(|| NotAllocated::Exhausted(pool.clone()))?;
-                    held.insert(free, name);
-                    addresses.push(free);
-                    is_new = true;
+                    let free = free.entry(pool).or_insert_with(|| FreeAddresses::of(ranges));
+                    let is_free = |one: &IpAddr| !held.contains_key(one) && !ranges.is_gateway(*one);
+                    let address = free.next(is_free).ok_or_else(|| NotAllocated::Exhausted(pool.clone()))?;
+                    held.insert(address, name);
+                    addresses.push(address);
+                    chosen.push((pool, address));
                 }
             }
-        }
-        if is_new {
-            allocation.chosen.insert(name.clone(), addresses);
-            return Err(NotAllocated::Allocating);
         }
         Ok(addresses)
     }
@@ -383,6 +420,7 @@ impl AntreaInputs {
         };
         let (backed, bare): (Vec<_>, Vec<_>) = by_age.iter().partition(|(_, egress)| has_pool(egress));
         let mut group_of = BTreeMap::<IpAddr, (IpAddr, String)>::new();
+        let mut nodes_of = BTreeMap::new();
         for (name, egress) in backed.into_iter().chain(bare) {
             let Some(Ok(addresses)) = allocation.egresses.get(name.as_str()).cloned() else { continue };
             let Some(first) = addresses.first().copied() else { continue };
@@ -394,8 +432,10 @@ impl AntreaInputs {
                 None => {
                     let owner = |address: &IpAddr| (*address, (first, (*name).clone()));
                     group_of.extend(set.iter().map(owner));
-                    let group =
-                        AddressGroup { addresses, egresses: vec![(*name).clone()], nodes: self.nodes_of(egress) };
+                    let pools = egress.spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| one.pool.as_ref());
+                    let pools: BTreeSet<&String> = pools.collect();
+                    let nodes = nodes_of.entry(pools).or_insert_with_key(|pools| self.nodes_of(pools)).clone();
+                    let group = AddressGroup { addresses, egresses: vec![(*name).clone()], nodes };
                     allocation.groups.insert(first, group);
                     continue;
                 }
@@ -411,15 +451,14 @@ impl AntreaInputs {
         }
     }
 
-    /// The nodes that all pools of an Egress select; `None` if they select every node.
-    fn nodes_of(&self, egress: &EgressObject) -> Option<BTreeSet<String>> {
-        let spec = egress.spec.as_ref().ok();
-        let pools = spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| self.pool(one.pool.as_deref()?));
+    /// The nodes that all these pools select; `None` if they select every node.
+    fn nodes_of(&self, pools: &BTreeSet<&String>) -> Option<Arc<BTreeSet<String>>> {
+        let pools = pools.iter().filter_map(|pool| self.pool(pool));
         let selectors: Vec<&Selector> =
             pools.map(|pool| &pool.nodes).filter(|nodes| **nodes != Selector::default()).collect();
         let selected = |labels: &Labels| selectors.iter().all(|selector| selector.matches(labels));
         let names = self.nodes.iter().filter(|(_, labels)| selected(labels)).map(|(name, _)| name.clone());
-        (!selectors.is_empty()).then(|| names.collect())
+        (!selectors.is_empty()).then(|| Arc::new(names.collect()))
     }
 }
 
@@ -487,6 +526,8 @@ pub fn status(
 
 #[cfg(test)]
 mod tests {
+    use egress_common::random::Random;
+
     use super::*;
     use crate::model::samples::{equals, ip, items, net, policy};
 
@@ -634,10 +675,79 @@ mod tests {
         all.egresses.insert("a".into(), both(1, [Some("172.18.0.101"), Some("fd00:172:18::100")]));
         all.egresses.insert("b".into(), egress(2, Some("172.18.0.101"), None));
         let found = all.allocate();
-        assert_eq!(found.groups[&ip("172.18.0.101")].nodes, Some([].into()), "no node is of both pools");
+        assert_eq!(found.groups[&ip("172.18.0.101")].nodes.as_deref(), Some(&[].into()), "no node is of both pools");
         assert_eq!(found.egresses["b"], Err(NotAllocated::PartlyShared(ip("172.18.0.101"), "a".into())));
         all.pools.get_mut("q").expect("a pool").spec.as_mut().expect("a spec").nodes = Selector::default();
-        assert_eq!(all.allocate().groups[&ip("172.18.0.101")].nodes, Some(["n1".to_owned()].into()));
+        assert_eq!(all.allocate().groups[&ip("172.18.0.101")].nodes.as_deref(), Some(&["n1".to_owned()].into()));
+    }
+
+    #[test]
+    fn what_cannot_be_allocated_holds_nothing() {
+        // An older Egress names an address of another pool, or of none.
+        for pool in ["q", "r"] {
+            let mut all = inputs(&[
+                ("evil", egress(1, Some("172.18.0.100"), Some(pool))),
+                ("a", egress(2, Some("172.18.0.100"), Some("p"))),
+            ]);
+            all.pools.insert("q".into(), self::pool(2, &[range("172.18.1.1", "172.18.1.9")]));
+            assert_eq!(all.allocate().egresses["a"], Ok(vec![ip("172.18.0.100")]), "{pool}");
+        }
+        // The second pool is full: the addresses of the first stay free, in their order.
+        let mut all = inputs(&[("used", egress(1, Some("172.18.1.1"), Some("q"))), ("a", egress(9, None, Some("p")))]);
+        all.pools.insert("q".into(), pool(2, &[range("172.18.1.1", "172.18.1.1")]));
+        for created in 2..5 {
+            let one = |pool: &str| RequestedAddress { address: None, pool: Some(pool.into()) };
+            let spec = EgressRequest { applied_to: None, addresses: vec![one("p"), one("p"), one("q")] };
+            let object = EgressObject { uid: "u".into(), created, spec: Ok(spec) };
+            all.egresses.insert(format!("both{created}"), object);
+        }
+        let found = all.allocate();
+        assert_eq!(found.egresses["both2"], Err(NotAllocated::Exhausted("q".into())));
+        assert_eq!(found.chosen, [("a".to_owned(), vec![ip("172.18.0.100")])].into());
+        assert_eq!(found.used, [("p".to_owned(), 1), ("q".to_owned(), 1)].into());
+    }
+
+    /// Random objects, of which the controller writes some and ends, again and again.
+    #[test]
+    fn a_controller_that_ends_at_any_moment_loses_and_gives_away_nothing() {
+        for seed in 0..300 {
+            let mut random = Random::new(seed);
+            let mut all = inputs(&[]);
+            all.pools.insert("q".into(), pool(2, &[range("172.18.1.1", "172.18.1.4")]));
+            for created in 0..8 {
+                let addresses = (0..=random.below(2)).map(|_| RequestedAddress {
+                    address: (random.below(4) == 0)
+                        .then(|| ip(random.one_of(&["172.18.0.100", "172.18.1.2", "10.0.0.1"]))),
+                    pool: Some(random.one_of(&["p", "q", "q", "none"]).to_owned()),
+                });
+                let spec = EgressRequest { applied_to: None, addresses: addresses.collect() };
+                let object = EgressObject { uid: format!("u{created}"), created: created % 3, spec: Ok(spec) };
+                all.egresses.insert(format!("e{created}"), object);
+            }
+            let mut given = BTreeMap::<String, Vec<IpAddr>>::new();
+            for round in 0..6 {
+                let found = all.allocate();
+                for (name, addresses) in &given {
+                    assert_eq!(found.egresses.get(name), Some(&Ok(addresses.clone())), "seed {seed}, {name}");
+                }
+                given =
+                    found.egresses.iter().filter_map(|(name, one)| Some((name.clone(), one.clone().ok()?))).collect();
+                let of_all = given.values().chain(found.chosen.values());
+                let of_all: Vec<IpAddr> = of_all.flat_map(|all| all.iter().copied().collect::<BTreeSet<_>>()).collect();
+                let held: BTreeSet<_> = of_all.iter().copied().collect();
+                assert_eq!(held.len(), of_all.len(), "seed {seed}: {given:?} {:?}", found.chosen);
+                for (pool, used) in &found.used {
+                    let has = all.pool(pool).expect("a pool").total();
+                    assert!(*used <= has, "seed {seed}: {used} of {has}");
+                }
+                // The last time all of it is written.
+                for (name, addresses) in found.chosen.iter().filter(|_| round == 4 || random.below(2) == 0) {
+                    let spec = all.egresses.get_mut(name).expect("it is there").spec.as_mut().expect("a spec");
+                    spec.addresses.iter_mut().zip(addresses).for_each(|(one, address)| one.address = Some(*address));
+                }
+                assert!(round < 5 || found.chosen.is_empty(), "seed {seed}: {:?}", found.chosen);
+            }
+        }
     }
 
     #[test]

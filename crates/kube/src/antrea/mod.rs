@@ -208,7 +208,7 @@ pub fn assignment_spec(group: &AddressGroup, stored: &BTreeMap<String, StoredEgr
     });
     let mut spec = json!({"egressIPs": group.addresses, "rules": rules.collect::<Vec<_>>()});
     if let Some((nodes, spec)) = group.nodes.as_ref().zip(spec.as_object_mut()) {
-        spec.insert("nodes".to_owned(), json!(nodes));
+        spec.insert("nodes".to_owned(), json!(**nodes));
     }
     spec
 }
@@ -404,7 +404,7 @@ mod tests {
         let group = AddressGroup {
             addresses: vec!["10.0.0.8".parse().expect("a literal")],
             egresses: vec!["a".into(), "b".into()],
-            nodes: Some(["n1".to_owned()].into()),
+            nodes: Some(std::sync::Arc::new(["n1".to_owned()].into())),
         };
         let spec = assignment_spec(&group, &egresses);
         assert_eq!((&spec["egressIPs"], &spec["nodes"]), (&json!(["10.0.0.8"]), &json!(["n1"])));
