@@ -2,8 +2,9 @@
 //! Egress. Pure.
 //!
 //! - **The objects are the only state.** An address is allocated once `spec.egressIP` has it, so that a controller that ends at
-//!   any moment loses and gives away none: addresses that objects have come first, by the age of the objects, and only then
-//!   new ones are chosen, the first free one in the order of the ranges.
+//!   any moment loses and gives away none: addresses that objects have come first, and only then new ones are chosen, the first
+//!   free one in the order of the ranges. Of several that name one address, an Egress that is served keeps it, then the oldest
+//!   has it: whoever edits an older one takes it from no other.
 //! - **Who shares.** An address of a pool belongs to one Egress that names the pool. An Egress without a pool that names the same
 //!   address shares it. All Egresses with the same addresses become rules of one assignment, so they share the egress ID, the node
 //!   and the ports.
@@ -27,8 +28,18 @@ use crate::status::conditions::ASSIGNED;
 pub struct EgressObject {
     pub uid: String,
     pub created: CreationTimestamp,
+    /// The address that its status says it leaves with.
+    pub served: Option<IpAddr>,
     /// An error is one line for users.
     pub spec: Result<EgressRequest, String>,
+}
+
+impl EgressObject {
+    /// Whether it leaves with an address that its spec still has.
+    fn is_served(&self) -> bool {
+        let mut addresses = self.spec.iter().flat_map(|spec| &spec.addresses);
+        self.served.is_some() && addresses.any(|one| one.address == self.served)
+    }
 }
 
 /// What the spec asks for.
@@ -289,7 +300,8 @@ impl AntreaInputs {
         by_age.sort_by_key(|(name, egress)| (egress.created, *name));
         // What objects have, before anything new.
         let mut held = BTreeMap::<IpAddr, &String>::new();
-        for (name, egress) in &by_age {
+        let (served, others): (Vec<_>, Vec<_>) = by_age.iter().partition(|(_, egress)| egress.is_served());
+        for (name, egress) in served.into_iter().chain(others) {
             for RequestedAddress { address, pool } in egress.spec.iter().flat_map(|spec| &spec.addresses) {
                 let pool = pool.as_deref().and_then(|pool| self.pool(pool));
                 // An address that is not of its pool keeps no other Egress from having it.
@@ -534,7 +546,7 @@ mod tests {
     fn egress(created: i64, address: Option<&str>, pool: Option<&str>) -> EgressObject {
         let one = RequestedAddress { address: address.map(ip), pool: pool.map(str::to_owned) };
         let spec = EgressRequest { applied_to: None, addresses: vec![one] };
-        EgressObject { uid: format!("u{created}"), created, spec: Ok(spec) }
+        EgressObject { uid: format!("u{created}"), created, served: None, spec: Ok(spec) }
     }
 
     fn range(start: &str, end: &str) -> PoolRange {
@@ -623,6 +635,26 @@ mod tests {
     }
 
     #[test]
+    fn an_older_egress_that_is_edited_takes_no_address_from_one_that_is_served() {
+        let served = |created, address: &str, by: &str| {
+            let object = egress(created, Some(address), Some("p"));
+            EgressObject { served: Some(ip(by)), ..object }
+        };
+        let all = inputs(&[
+            ("old", served(1, "172.18.0.101", "172.18.0.100")),
+            ("young", served(2, "172.18.0.101", "172.18.0.101")),
+        ]);
+        let found = all.allocate();
+        assert_eq!(found.egresses["young"], Ok(vec![ip("172.18.0.101")]));
+        assert_eq!(found.egresses["old"], Err(NotAllocated::Held(ip("172.18.0.101"), "young".into())));
+        let neither = inputs(&[
+            ("old", egress(1, Some("172.18.0.101"), Some("p"))),
+            ("young", served(2, "172.18.0.101", "172.18.0.100")),
+        ]);
+        assert_eq!(neither.allocate().egresses["old"], Ok(vec![ip("172.18.0.101")]));
+    }
+
+    #[test]
     fn a_gateway_is_never_allocated_and_invalid_pools_give_nothing_new() {
         let mut all = inputs(&[("a", egress(1, None, Some("p"))), ("b", egress(2, Some("172.18.0.102"), Some("p")))]);
         let spec = |all: &mut AntreaInputs, subnet: PoolSubnet| {
@@ -668,7 +700,7 @@ mod tests {
                 pool: Some(pool.into()),
             };
             let spec = EgressRequest { applied_to: None, addresses: pools.map(one).collect() };
-            EgressObject { uid: "u".into(), created, spec: Ok(spec) }
+            EgressObject { uid: "u".into(), created, served: None, spec: Ok(spec) }
         };
         all.egresses.insert("a".into(), both(1, [Some("172.18.0.101"), None]));
         assert_eq!(chosen(&all), [("a".to_owned(), vec![ip("172.18.0.101"), ip("fd00:172:18::100")])]);
@@ -698,7 +730,7 @@ mod tests {
         for created in 2..5 {
             let one = |pool: &str| RequestedAddress { address: None, pool: Some(pool.into()) };
             let spec = EgressRequest { applied_to: None, addresses: vec![one("p"), one("p"), one("q")] };
-            let object = EgressObject { uid: "u".into(), created, spec: Ok(spec) };
+            let object = EgressObject { uid: "u".into(), created, served: None, spec: Ok(spec) };
             all.egresses.insert(format!("both{created}"), object);
         }
         let found = all.allocate();
@@ -721,7 +753,8 @@ mod tests {
                     pool: Some(random.one_of(&["p", "q", "q", "none"]).to_owned()),
                 });
                 let spec = EgressRequest { applied_to: None, addresses: addresses.collect() };
-                let object = EgressObject { uid: format!("u{created}"), created: created % 3, spec: Ok(spec) };
+                let object =
+                    EgressObject { uid: format!("u{created}"), created: created % 3, served: None, spec: Ok(spec) };
                 all.egresses.insert(format!("e{created}"), object);
             }
             let mut given = BTreeMap::<String, Vec<IpAddr>>::new();

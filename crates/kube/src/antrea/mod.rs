@@ -92,6 +92,7 @@ fn egress(object: &DynamicObject) -> StoredEgress {
         object: EgressObject {
             uid: object.metadata.uid.clone().unwrap_or_default(),
             created: created(&object.metadata),
+            served: object.data["status"]["egressIP"].as_str().and_then(|address| address.parse().ok()),
             spec: request(spec),
         },
         resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
@@ -276,12 +277,12 @@ impl AntreaWriter {
 
     /// Writes the usage of a pool where it differs.
     pub async fn set_usage(&self, name: &str, stored: &StoredPool, used: u64) -> Result<(), WriteError> {
-        let total = stored.object.spec.as_ref().map_or(0, PoolRequest::total);
+        // The field is signed.
+        let total = stored.object.spec.as_ref().map_or(0, PoolRequest::total).min(i64::MAX.unsigned_abs());
         if stored.usage == Some((total, used)) {
             return Ok(());
         }
-        let most = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let patch = Patch::Merge(json!({"status": {"usage": {"total": most(total), "used": most(used)}}}));
+        let patch = Patch::Merge(json!({"status": {"usage": {"total": total, "used": used}}}));
         ignored(self.pools.patch_status(name, &patch_params(), &patch).await, 404)
     }
 }

@@ -156,8 +156,20 @@ fn pools_give_addresses(context: &LabContext) -> Result<()> {
     let overlaps = lab.cluster.event("q", "InvalidPool")?;
     ensure!(overlaps.contains("older ExternalIPPool p"), "{overlaps}");
 
+    println!("an older one that is edited takes no address from one that is served");
+    let path = format!("{EGRESSES}/web");
+    lab.cluster.api.merge(&path, &json!({"spec": {"egressIP": "172.18.0.112"}}))?;
+    lab.conditions("web", ["AllocationError", "AssignmentError"], REALISED)?;
+    lab.served("db", "172.18.0.112")?;
+    lab.served("held", "172.18.0.110")?;
+    lab.cluster.is_seen_as("web1", None, None)?;
+    lab.delete("held")?;
+    lab.cluster.api.merge(&path, &json!({"spec": {"egressIP": "172.18.0.110"}}))?;
+    lab.served("web", "172.18.0.110")?;
+    lab.cluster.is_seen_as("web1", Some("172.18.0.110"), None)?;
+
     println!("deleted ones are released, and their pods are seen as before");
-    for name in ["held", "outside", "nowhere", "late", "db"] {
+    for name in ["outside", "nowhere", "late", "db"] {
         lab.delete(name)?;
     }
     lab.usage("p", 3, 1)?;
