@@ -16,8 +16,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// As crates/supervise/src/lib.rs has it.
 const PANIC_IN: &str = "EGRESS_AGENT_TEST_PANIC_IN";
 /// Tasks of controllers; those that both have are played in agents.
-const OF_CONTROLLERS: [&str; 6] =
-    ["EgressServices", "census", "controller", "leader election", "leader knocks", "prober"];
+const OF_CONTROLLERS: [&str; 7] =
+    ["Antrea", "EgressServices", "census", "controller", "leader election", "leader knocks", "prober"];
 /// An object that logs packets is built for it alone.
 const ELSEWHERE: [&str; 1] = ["packet log"];
 
@@ -66,7 +66,11 @@ fn ends(cluster: &mut TestCluster, context: &LabContext, name: &str) -> Result<O
     let binary = context.built.agent.to_string_lossy();
     let agent = cluster.agent(3)?;
     let (line, arguments) = match OF_CONTROLLERS.contains(&name) {
-        true => (confined_by("controller", &binary)?, Controller::arguments(agent.node(), agent.options())),
+        true => {
+            let mut arguments = Controller::arguments(agent.node(), agent.options());
+            arguments.extend((name == "Antrea").then(|| "--antrea".to_owned()));
+            (confined_by("controller", &binary)?, arguments)
+        }
         false => {
             let mut arguments = agent.arguments();
             arguments.extend(["--metrics-bind-address".to_owned(), ":9109".to_owned()]);
