@@ -4,7 +4,7 @@
 //! - **The objects are the only state.** An address is allocated once `spec.egressIP` has it, so that a controller that ends at
 //!   any moment loses and gives away none: addresses that objects have come first, and only then new ones are chosen, the first
 //!   free one in the order of the ranges. Of several that name one address, an Egress that is served keeps it, then the oldest
-//!   has it: whoever edits an older one takes it from no other.
+//!   has it: an edit of an older one takes it from no other.
 //! - **Who shares.** An address of a pool belongs to one Egress that names the pool. An Egress without a pool that names the same
 //!   address shares it. All Egresses with the same addresses become rules of one assignment, so they share the egress ID, the node
 //!   and the ports.

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::FIELD_MANAGER;
 use egress_core::keys;
+use egress_core::model::policy::SourceKind;
 
 const CLUSTER: &str = "";
 const OWN: &str = "egress-agent";
@@ -272,6 +273,21 @@ fn every_request_of_the_sources_is_known() {
             calls.iter().map(String::as_str).chain(others).map(|call| text.matches(call).count()).sum::<usize>();
         let known = by_file.get(file.as_str()).copied().unwrap_or_default();
         assert_eq!(found, known, "{file} makes requests that no rule covers");
+    }
+}
+
+/// Events about all kinds of objects that users write pass the admission policies of agents and of controllers.
+#[test]
+fn events_about_every_kind_are_admitted() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/base/admission.yaml");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let lists: Vec<&str> = text.split("regarding.kind.orValue('') in [").skip(1).collect();
+    assert_eq!(lists.len(), 2);
+    for list in lists {
+        let (kinds, _) = list.split_once(']').expect("the end of the list");
+        for kind in [SourceKind::EgressService, SourceKind::EgressIp, SourceKind::Egress] {
+            assert!(kinds.contains(&format!("'{}'", kind.as_str())), "{} is not among {kinds}", kind.as_str());
+        }
     }
 }
 
