@@ -1,21 +1,44 @@
-//! One netlink request on its own blocking socket, and its complete answer.
+//! Netlink requests with complete answers.
 //!
-//! For code on blocking threads, where the programs are attached, removed and listed; async code uses the handle of rtnetlink.
-//! The answer is a list of undecoded messages: a dump also has foreign objects, and one that the library cannot decode must not
+//! Async code uses the handle of rtnetlink, and [`dump`] for lists. Code on blocking threads, where the programs are attached,
+//! removed and listed, makes each [`request`] on its own blocking socket. Its answer is a list of undecoded messages: a dump also has foreign objects, and one that the library cannot decode must not
 //! hide the others. Each caller decodes what it needs.
 
 use std::io;
+use std::time::Duration;
 
+use futures::{TryStream, TryStreamExt};
 use rtnetlink::packet_core::{
     ErrorBuffer, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_ALIGNTO, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
     NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use rtnetlink::sys::{Socket, SocketAddr};
 
+use crate::error::netlink_io;
+
 pub use rtnetlink::sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
 
 /// Attempts at a dump that concurrent changes interrupt.
 const ATTEMPTS: u32 = 10;
+
+/// How often, and after which pause, a dump is begun again while the handle's socket is busy with another one.
+const BEGINS: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// All objects that the request lists. Tasks share a handle, and the kernel refuses a dump (`EBUSY`) while the socket has another
+/// one to read (`netlink_dump_start`), so it is begun again.
+pub async fn dump<S>(begin: impl Fn() -> S) -> io::Result<Vec<S::Ok>>
+where
+    S: TryStream<Error = rtnetlink::Error>,
+{
+    for _ in 1..BEGINS {
+        match begin().try_collect().await.map_err(netlink_io) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => tokio::time::sleep(PAUSE).await,
+            outcome => return outcome,
+        }
+    }
+    begin().try_collect().await.map_err(netlink_io)
+}
 
 /// Sends the message and returns the content of each message of the answer: those of a dump, or none. While the kernel lists
 /// objects that change, entries may be missing or duplicate; the kernel flags such an answer, and the request is repeated.
@@ -100,6 +123,19 @@ mod tests {
             [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 8], content].concat();
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
+    }
+
+    #[tokio::test]
+    async fn dumps_of_one_handle_wait_for_each_other() {
+        let (connection, handle, _) = rtnetlink::new_connection().expect("a connection");
+        tokio::spawn(connection);
+        let one = || async {
+            for _ in 0..100 {
+                let links = dump(|| handle.link().get().execute()).await.expect("a list");
+                assert!(!links.is_empty(), "lo at least");
+            }
+        };
+        futures::future::join_all([(); 4].map(|()| one())).await;
     }
 
     #[test]

@@ -166,9 +166,12 @@ pub(crate) fn attachment() -> Attachment {
     requested().unwrap_or_else(|| probe().expect("a kernel that can serve").attachment)
 }
 
-/// Starts the data plane.
+/// Starts the data plane. The tunnel port is free in a test that calls this: where it seems taken, a process that another
+/// test is just starting still holds a copy of the socket that checked it.
 pub(crate) async fn start(settings: Settings) -> Dataplane {
-    let dataplane = patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane");
+    let is_passing = |error: &StartError| is_busy(error) || matches!(error, StartError::TunnelPortTaken { .. });
+    let attempt = async || Dataplane::start(settings.clone()).await;
+    let dataplane = patiently(is_passing, attempt).await.expect("start the data plane");
     // There is no lease keeper.
     let lease = dataplane.lease();
     assert!(lease.renew(lease.read(), Lease::ENDLESS), "no program ends it");
@@ -177,20 +180,27 @@ pub(crate) async fn start(settings: Settings) -> Dataplane {
 
 /// Starts the data plane, and returns the error.
 pub(crate) async fn refused(settings: Settings) -> StartError {
-    let started = patiently(async || Dataplane::start(settings.clone()).await).await;
+    let started = patiently(is_busy, async || Dataplane::start(settings.clone()).await).await;
     started.map(drop).expect_err("must not start")
 }
 
 /// Cleans up and lists what could not be removed.
 pub(crate) async fn clean(settings: &Settings) -> Vec<String> {
-    patiently(async || cleanup(settings).await).await.expect("clean up").problems
+    patiently(is_busy, async || cleanup(settings).await).await.expect("clean up").problems
 }
 
-/// Retries while a process that another test is just starting still holds copies of this one's locks.
-pub(crate) async fn patiently<T>(mut attempt: impl AsyncFnMut() -> Result<T, StartError>) -> Result<T, StartError> {
+fn is_busy(error: &StartError) -> bool {
+    matches!(error, StartError::Busy { .. })
+}
+
+/// Retries while a process that another test is just starting still holds copies of this one's locks and sockets.
+pub(crate) async fn patiently<T>(
+    is_passing: impl Fn(&StartError) -> bool,
+    mut attempt: impl AsyncFnMut() -> Result<T, StartError>,
+) -> Result<T, StartError> {
     for _ in 0..100 {
         match attempt().await {
-            Err(StartError::Busy { .. }) => tokio::time::sleep(Duration::from_millis(10)).await,
+            Err(error) if is_passing(&error) => tokio::time::sleep(Duration::from_millis(10)).await,
             other => return other,
         }
     }

@@ -8,15 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{InfoKind, InfoPortKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage};
 
 use crate::devices::interfaces::{self, Addressed, Interface, SERVICE_DEVICE};
-use crate::error::netlink_io;
 use crate::names::OVERLAY_DEVICE;
+use crate::netlink;
 use egress_core::model::interface::{
     EgressInterface, InterfaceReason, InterfaceState, MOST_INTERFACE_NETWORKS, MOST_INTERFACES,
 };
@@ -25,14 +24,13 @@ use egress_core::model::interface::{
 const OVN_MANAGEMENT_PORT: &str = "ovn-k8s-mp";
 
 /// All links and all addresses.
-pub async fn dump(netlink: &Handle) -> io::Result<(Vec<LinkMessage>, Vec<AddressMessage>)> {
-    let links = netlink.link().get().execute().try_collect().await.map_err(netlink_io)?;
-    Ok((links, addresses(netlink).await?))
+pub async fn dump(handle: &Handle) -> io::Result<(Vec<LinkMessage>, Vec<AddressMessage>)> {
+    Ok((netlink::dump(|| handle.link().get().execute()).await?, addresses(handle).await?))
 }
 
 /// All addresses.
-pub async fn addresses(netlink: &Handle) -> io::Result<Vec<AddressMessage>> {
-    netlink.address().get().execute().try_collect().await.map_err(netlink_io)
+pub async fn addresses(handle: &Handle) -> io::Result<Vec<AddressMessage>> {
+    netlink::dump(|| handle.address().get().execute()).await
 }
 
 /// The records, the uplink's first, then by name. The uplink has one whatever it is.

@@ -12,7 +12,6 @@ use std::net::IpAddr;
 
 use egress_common::abi::{Addr, MAX_NEXT_HOPS, RouteEntry, RouteKind};
 use egress_core::model::interface::MOST_DESTINATIONS;
-use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute, LinkInfo, LinkMessage};
@@ -23,7 +22,7 @@ use rtnetlink::packet_route::route::{
 use rtnetlink::{Handle, RouteMessageBuilder};
 
 use crate::devices::interfaces;
-use crate::error::netlink_io;
+use crate::netlink;
 
 /// Most routes of an interface, so that the map has room for those of all (`MOST_INTERFACES`). Beyond it none is used, since a
 /// part of a table would send packets the wrong way.
@@ -36,13 +35,12 @@ const MAIN: u32 = 254;
 pub type Routes = BTreeMap<(u32, IpNet), RouteEntry>;
 
 /// All routes of both families.
-pub async fn dump(netlink: &Handle) -> io::Result<Vec<RouteMessage>> {
+pub async fn dump(handle: &Handle) -> io::Result<Vec<RouteMessage>> {
     let mut all = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut ask = RouteMessageBuilder::<IpAddr>::new().build();
         ask.header.address_family = family;
-        let listed = netlink.route().get(ask).execute();
-        all.extend(listed.try_collect::<Vec<_>>().await.map_err(netlink_io)?);
+        all.extend(netlink::dump(|| handle.route().get(ask.clone()).execute()).await?);
     }
     Ok(all)
 }

@@ -8,12 +8,11 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
 use egress_common::abi::{Addr, PrefixKind};
-use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::Handle;
 
 use crate::devices::interfaces::{self, NodeFacts};
-use crate::error::netlink_io;
+use crate::devices::records;
 use crate::maps::convert;
 use crate::maps::handles::PolicyMaps;
 use crate::settings::InitialState;
@@ -34,9 +33,8 @@ impl OwnAddresses {
         // Any value will do, as long as all entries have the same one.
         let node = TunnelEndpoint(uplink.unwrap_or(Ipv6Addr::UNSPECIFIED.into()));
         let (mut all, mut pods) = (Vec::new(), Vec::new());
-        let mut messages = netlink.address().get().execute();
-        while let Some(message) = messages.try_next().await.map_err(netlink_io)? {
-            let Some(seen) = interfaces::addressed(&message) else { continue };
+        for message in &records::addresses(netlink).await? {
+            let Some(seen) = interfaces::addressed(message) else { continue };
             all.push(seen.address);
             let is_mgmt = facts.mgmt.is_some_and(|mgmt| mgmt.index == message.header.index);
             pods.extend(IpNet::new(seen.address, seen.length).ok().filter(|_| is_mgmt).map(|net| net.trunc()));

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::channel::mpsc::UnboundedReceiver;
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt};
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressScope;
@@ -32,9 +32,10 @@ use tracing::{info, warn};
 use crate::devices::interfaces::{self, NodeFacts};
 use crate::devices::records;
 use crate::devices::routes::{self, Routes};
-use crate::error::{StartError, netlink_io};
+use crate::error::StartError;
 use crate::loader::initial_state::{self, OwnAddresses};
 use crate::names::OVERLAY_DEVICE;
+use crate::netlink;
 use crate::node_state::shared::Shared;
 use crate::overlay;
 use crate::settings::Settings;
@@ -131,7 +132,7 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
 /// The routes and neighbours of the further egress interfaces, and the destinations of all. An interface with too many routes
 /// cannot send. A node with the uplink alone reads no routes: others know its networks and that it has default routes.
 async fn next_hops(
-    netlink: &Handle,
+    handle: &Handle,
     links: &[LinkMessage],
     interfaces: &mut [EgressInterface],
 ) -> io::Result<(Routes, BTreeMap<(u32, IpAddr), Mac>)> {
@@ -139,7 +140,7 @@ async fn next_hops(
     if interfaces.iter().all(|one| one.is_uplink) {
         return Ok((all, BTreeMap::new()));
     }
-    let messages = routes::dump(netlink).await?;
+    let messages = routes::dump(handle).await?;
     for one in interfaces.iter_mut().filter(|one| one.is_attached()) {
         let found = routes::of_interface(&messages, one.index, routes::table(links, one.index));
         if let Some(found) = &found {
@@ -154,7 +155,7 @@ async fn next_hops(
             None => one.state = InterfaceState::Attached(InterfaceReason::TooManyRoutes),
         }
     }
-    let listed = netlink.neighbours().get().execute().try_collect::<Vec<_>>().await.map_err(netlink_io)?;
+    let listed = netlink::dump(|| handle.neighbours().get().execute()).await?;
     let known = |message: &NeighbourMessage| {
         let (address, mac) = usable_neighbour(message)?;
         Some(((message.header.ifindex, address), mac?.as_slice().try_into().ok()?))

@@ -18,6 +18,7 @@ use tracing::debug;
 use crate::conntrack::idle_reset::Batch;
 use crate::devices::interfaces::Interface;
 use crate::error::netlink_io;
+use crate::netlink;
 use egress_core::model::node::Mac;
 
 /// How long a neighbour has to answer the kernel.
@@ -92,15 +93,10 @@ async fn next_hop(netlink: &Handle, ifindex: u32, to: IpAddr) -> io::Result<Opti
 }
 
 /// Neighbours of the port whose link address the kernel has.
-async fn neighbours(netlink: &Handle, ifindex: u32) -> io::Result<BTreeMap<IpAddr, Mac>> {
-    let mut known = BTreeMap::new();
-    let mut messages = netlink.neighbours().get().execute();
-    while let Some(message) = messages.try_next().await.map_err(netlink_io)? {
-        if message.header.ifindex == ifindex {
-            known.extend(neighbour(&message));
-        }
-    }
-    Ok(known)
+async fn neighbours(handle: &Handle, ifindex: u32) -> io::Result<BTreeMap<IpAddr, Mac>> {
+    let messages = netlink::dump(|| handle.neighbours().get().execute()).await?;
+    let of_port = messages.iter().filter(|message| message.header.ifindex == ifindex);
+    Ok(of_port.filter_map(neighbour).collect())
 }
 
 fn neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Mac)> {
