@@ -14,13 +14,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use crate::model::policy::{EgressPolicy, Selects};
-use crate::model::selector::Selector;
-use crate::model::view::{CreationTimestamp, Labels};
+use crate::model::view::CreationTimestamp;
 use crate::status::conditions::ASSIGNED;
 
 /// An Egress as its author wrote it.
@@ -72,8 +70,8 @@ pub struct PoolRequest {
     /// In the order of the spec.
     pub ranges: Vec<PoolRange>,
     pub subnet: Option<PoolSubnet>,
-    /// Selects the nodes that may have the addresses.
-    pub nodes: Selector,
+    /// Whether only some nodes may have the addresses.
+    pub selects_nodes: bool,
 }
 
 /// `spec.subnetInfo`.
@@ -246,7 +244,6 @@ impl fmt::Display for NotAllocated {
 pub struct AntreaInputs {
     pub egresses: BTreeMap<String, EgressObject>,
     pub pools: BTreeMap<String, PoolObject>,
-    pub nodes: BTreeMap<String, Labels>,
 }
 
 /// What becomes of all Egresses and pools.
@@ -288,8 +285,8 @@ pub struct AddressGroup {
     pub addresses: Vec<IpAddr>,
     /// By age.
     pub egresses: Vec<String>,
-    /// The nodes that may have the addresses; `None` for all.
-    pub nodes: Option<Arc<BTreeSet<String>>>,
+    /// The pools that select nodes: only nodes that all of them select may have the addresses.
+    pub pools: BTreeSet<String>,
 }
 
 impl AntreaInputs {
@@ -432,7 +429,6 @@ impl AntreaInputs {
         };
         let (backed, bare): (Vec<_>, Vec<_>) = by_age.iter().partition(|(_, egress)| has_pool(egress));
         let mut group_of = BTreeMap::<IpAddr, (IpAddr, String)>::new();
-        let mut nodes_of = BTreeMap::new();
         for (name, egress) in backed.into_iter().chain(bare) {
             let Some(Ok(addresses)) = allocation.egresses.get(name.as_str()).cloned() else { continue };
             let Some(first) = addresses.first().copied() else { continue };
@@ -445,9 +441,9 @@ impl AntreaInputs {
                     let owner = |address: &IpAddr| (*address, (first, (*name).clone()));
                     group_of.extend(set.iter().map(owner));
                     let pools = egress.spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| one.pool.as_ref());
-                    let pools: BTreeSet<&String> = pools.collect();
-                    let nodes = nodes_of.entry(pools).or_insert_with_key(|pools| self.nodes_of(pools)).clone();
-                    let group = AddressGroup { addresses, egresses: vec![(*name).clone()], nodes };
+                    let pools = pools.filter(|pool| self.pool(pool).is_some_and(|pool| pool.selects_nodes));
+                    let pools = pools.cloned().collect();
+                    let group = AddressGroup { addresses, egresses: vec![(*name).clone()], pools };
                     allocation.groups.insert(first, group);
                     continue;
                 }
@@ -461,16 +457,6 @@ impl AntreaInputs {
             };
             allocation.egresses.insert((*name).clone(), outcome);
         }
-    }
-
-    /// The nodes that all these pools select; `None` if they select every node.
-    fn nodes_of(&self, pools: &BTreeSet<&String>) -> Option<Arc<BTreeSet<String>>> {
-        let pools = pools.iter().filter_map(|pool| self.pool(pool));
-        let selectors: Vec<&Selector> =
-            pools.map(|pool| &pool.nodes).filter(|nodes| **nodes != Selector::default()).collect();
-        let selected = |labels: &Labels| selectors.iter().all(|selector| selector.matches(labels));
-        let names = self.nodes.iter().filter(|(_, labels)| selected(labels)).map(|(name, _)| name.clone());
-        (!selectors.is_empty()).then(|| Arc::new(names.collect()))
     }
 }
 
@@ -541,7 +527,7 @@ mod tests {
     use egress_common::random::Random;
 
     use super::*;
-    use crate::model::samples::{equals, ip, items, net, policy};
+    use crate::model::samples::{ip, items, net, policy};
 
     fn egress(created: i64, address: Option<&str>, pool: Option<&str>) -> EgressObject {
         let one = RequestedAddress { address: address.map(ip), pool: pool.map(str::to_owned) };
@@ -554,7 +540,7 @@ mod tests {
     }
 
     fn pool(created: i64, ranges: &[PoolRange]) -> PoolObject {
-        let spec = PoolRequest { ranges: ranges.to_vec(), subnet: None, nodes: Selector::default() };
+        let spec = PoolRequest { ranges: ranges.to_vec(), subnet: None, selects_nodes: false };
         PoolObject { uid: format!("p{created}"), created, spec: Ok(spec) }
     }
 
@@ -563,7 +549,6 @@ mod tests {
         AntreaInputs {
             egresses: egresses.iter().map(|(name, one)| ((*name).to_owned(), one.clone())).collect(),
             pools: [("p".to_owned(), pool(1, &[range("172.18.0.100", "172.18.0.102")]))].into(),
-            nodes: ["n1", "n2"].map(|name| (name.to_owned(), Labels::from([("rack".into(), name.into())]))).into(),
         }
     }
 
@@ -689,10 +674,10 @@ mod tests {
     fn several_addresses_come_from_several_pools_and_are_shared_as_a_set() {
         let mut all = inputs(&[]);
         all.pools.insert("q".into(), pool(2, &[range("fd00:172:18::100", "fd00:172:18::101")]));
-        for (name, rack) in [("p", "n1"), ("q", "n2")] {
-            let spec = all.pools.get_mut(name).expect("a pool").spec.as_mut().expect("a spec");
-            spec.nodes = equals("rack", rack);
-        }
+        let selecting = |all: &mut AntreaInputs, name: &str, selects: bool| {
+            all.pools.get_mut(name).expect("a pool").spec.as_mut().expect("a spec").selects_nodes = selects;
+        };
+        ["p", "q"].into_iter().for_each(|name| selecting(&mut all, name, true));
         let both = |created, addresses: [Option<&str>; 2]| {
             let pools = ["p", "q"].into_iter().zip(addresses);
             let one = |(pool, address): (&str, Option<&str>)| RequestedAddress {
@@ -707,10 +692,11 @@ mod tests {
         all.egresses.insert("a".into(), both(1, [Some("172.18.0.101"), Some("fd00:172:18::100")]));
         all.egresses.insert("b".into(), egress(2, Some("172.18.0.101"), None));
         let found = all.allocate();
-        assert_eq!(found.groups[&ip("172.18.0.101")].nodes.as_deref(), Some(&[].into()), "no node is of both pools");
+        let pools = |all: &AntreaInputs| all.allocate().groups[&ip("172.18.0.101")].pools.clone();
+        assert_eq!(pools(&all), ["p".to_owned(), "q".to_owned()].into(), "only nodes that both select");
         assert_eq!(found.egresses["b"], Err(NotAllocated::PartlyShared(ip("172.18.0.101"), "a".into())));
-        all.pools.get_mut("q").expect("a pool").spec.as_mut().expect("a spec").nodes = Selector::default();
-        assert_eq!(all.allocate().groups[&ip("172.18.0.101")].nodes.as_deref(), Some(&["n1".to_owned()].into()));
+        selecting(&mut all, "q", false);
+        assert_eq!(pools(&all), ["p".to_owned()].into());
     }
 
     #[test]

@@ -180,10 +180,14 @@ pub struct EgressAssignmentSpec {
     /// Whose pods leave with them, one for each object that has these addresses.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub rules: Vec<AssignmentRule>,
-    /// The nodes that may host them; without a list all nodes.
+    /// The nodes that may host them; without a list all nodes. Of a Service's addresses only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Option<Vec<String>>,
+    /// Other addresses may be on nodes that match all of these; without a list on all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "plain_selectors")]
+    pub node_selectors: Option<Vec<LabelSelector>>,
     /// The routing table that the pods' packets and answers to the Service's clients follow, on the node where they leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "text")]
@@ -469,6 +473,10 @@ fn addresses_of(_: &mut SchemaGenerator) -> Schema {
 
 fn source_kind(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": ["EgressService", "Egress"]})
+}
+
+fn plain_selectors(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "x-kubernetes-list-type": "atomic", "items": plain_selector(generator)})
 }
 
 /// A label selector that the controller has checked.

@@ -52,7 +52,7 @@ pub fn for_agent(
         });
     let pods = updates(("pods", outages.clone()), pods, own_pods, convert::pod_key, convert::pod);
     stream::select_all([
-        for_controller(client, namespace, service_networks, outages).boxed(),
+        for_both(client, (namespace, Some(node_name)), service_networks, outages).boxed(),
         namespaces.map(Change::Namespaces).boxed(),
         pods.map(Change::Pods).boxed(),
     ])
@@ -62,6 +62,16 @@ pub fn for_agent(
 pub fn for_controller(
     client: &Client,
     namespace: &str,
+    service_networks: &[IpNet],
+    outages: &ApiOutages,
+) -> impl Stream<Item = Change> + Send + use<> {
+    for_both(client, (namespace, None), service_networks, outages)
+}
+
+/// Only the own node of an agent has labels: they are half of a Node, agents are many, and they ask for no others.
+fn for_both(
+    client: &Client,
+    (namespace, own_node): (&str, Option<&str>),
     service_networks: &[IpNet],
     outages: &ApiOutages,
 ) -> impl Stream<Item = Change> + Send + use<> {
@@ -76,7 +86,7 @@ pub fn for_controller(
         })
         .map(Change::Services)
         .boxed(),
-        nodes(client, outages).map(Change::Nodes).boxed(),
+        nodes(client, own_node, outages).map(Change::Nodes).boxed(),
         updates(("the hand-overs", outages.clone()), ledgers, ledger, ResourceExt::name_any, ledger::read)
             .scan(Arc::default(), |last, update| {
                 *last = Arc::new(ledger_after(last, update));
@@ -138,10 +148,20 @@ impl AllKinds {
 }
 
 /// Node objects, each joined with the facts in its EgressNode object.
-fn nodes(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Update<String, Arc<node::Node>>> + Send + use<> {
+fn nodes(
+    client: &Client,
+    own_node: Option<&str>,
+    outages: &ApiOutages,
+) -> impl Stream<Item = Update<String, Arc<node::Node>>> + Send + use<> {
+    let own_node = own_node.map(str::to_owned);
+    let read = move |object: &Node| {
+        let read = convert::node(object);
+        let is_other = own_node.as_ref().is_some_and(|own| *own != read.name);
+        node::Node { labels: if is_other { Arc::default() } else { read.labels }, ..read }
+    };
     let nodes: Api<Node> = Api::all(client.clone());
     let facts: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
-    let nodes = updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node)
+    let nodes = updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, read)
         .map(|update| Half::Node(Box::new(update)));
     let facts =
         updates(("EgressNode objects", outages.clone()), facts, config(), ResourceExt::name_any, convert::agent_facts);

@@ -161,9 +161,8 @@ impl AntreaState {
 
     async fn write_assignments(&self, allocation: &Allocation, leadership: &Leadership, errors: &mut Vec<WriteError>) {
         let groups = allocation.groups.iter();
-        let specs: BTreeMap<String, _> = groups
-            .map(|(first, group)| (assignment_name(*first), assignment_spec(group, &self.view.egresses)))
-            .collect();
+        let specs: BTreeMap<String, _> =
+            groups.map(|(first, group)| (assignment_name(*first), assignment_spec(group, &self.view))).collect();
         let own = self.view.assignments.iter().filter(|(_, stored)| !stored.is_of_service());
         for (name, stored) in own.filter(|(name, _)| !specs.contains_key(*name)) {
             errors.extend(timed(leadership, self.assignments.unassign(name, stored)).await.err());

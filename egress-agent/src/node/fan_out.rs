@@ -138,7 +138,8 @@ mod tests {
     use crate::change_queue;
     use egress_core::model::ledger::{Acknowledgements, HandOver};
     use egress_core::model::policy::{EgressPolicy, EligibleNodes, PolicyKey, PolicyKind};
-    use egress_core::model::samples::{ip, origin};
+    use egress_core::model::samples::{equals, ip, origin};
+    use egress_core::model::view::Labels;
 
     fn listeners(reconciler: ChangeSender) -> Listeners {
         Listeners {
@@ -169,6 +170,14 @@ mod tests {
             policy.eligible_nodes = EligibleNodes::One(Some([name.to_owned()].into()));
             listeners.distribute(Change::Policies(Update::Changed(key.clone(), Arc::new(policy.clone()))));
             assert_eq!(is(&listeners), expected, "{name}");
+        }
+        let labels = Labels::from([("rack".to_owned(), "1".to_owned())]);
+        let own = Node { name: "n1".into(), labels: labels.into(), ..Node::default() };
+        listeners.distribute(Change::Nodes(Update::Changed("n1".into(), Arc::new(own))));
+        for (rack, expected) in [("1", true), ("2", false)] {
+            policy.eligible_nodes = EligibleNodes::Selected([equals("rack", rack)].into());
+            listeners.distribute(Change::Policies(Update::Changed(key.clone(), Arc::new(policy.clone()))));
+            assert_eq!(is(&listeners), expected, "rack {rack}");
         }
     }
 

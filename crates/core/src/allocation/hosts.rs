@@ -16,7 +16,7 @@ use ipnet::IpNet;
 
 use crate::allocation::AssignmentInputs;
 use crate::model::node::Node;
-use crate::model::policy::{EgressNodes, EgressPolicy, EligibleNodes};
+use crate::model::policy::{EgressNodes, EgressPolicy, EligibleNodes, NodeSelectors};
 
 /// Index of a node among those that take part.
 pub(super) type NodeIndex = usize;
@@ -30,8 +30,8 @@ pub(super) struct AddressClass {
     pub(super) nodes: Vec<NodeIndex>,
 }
 
-/// The named nodes, if a policy names them, and the networks that contain the address.
-type NetworkClass<'a> = (Option<Option<&'a BTreeSet<String>>>, Vec<IpNet>);
+/// The selectors of nodes, if a policy has them instead of the label, and the networks that contain the address.
+type NetworkClass<'a> = (Option<&'a NodeSelectors>, Vec<IpNet>);
 
 #[derive(Debug)]
 pub(super) struct Hosts<'a> {
@@ -136,13 +136,13 @@ impl<'a> Hosts<'a> {
     }
 
     fn class_by_network(&mut self, eligible: &'a EligibleNodes, address: IpAddr) -> ClassIndex {
-        let names = match eligible {
-            EligibleNodes::Named(names) => Some(names.as_ref()),
+        let selectors = match eligible {
+            EligibleNodes::Selected(selectors) => Some(selectors),
             EligibleNodes::Labelled | EligibleNodes::One(_) => None,
         };
         let networks = self.networks.containing(address);
         let mut nodes = self.networks.nodes(&networks);
-        let key = (names, networks);
+        let key = (selectors, networks);
         if let Some(class) = self.class_by_networks.get(&key) {
             return *class;
         }

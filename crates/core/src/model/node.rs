@@ -8,18 +8,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::model::interface::{EgressInterface, InterfaceReason, choose};
 use crate::model::state::TunnelEndpoint;
-use crate::model::view::Reading;
+use crate::model::view::{Labels, Reading};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     pub name: String,
     pub uid: String,
+    /// Without those of EgressServices, which the controller sets. In an agent, only its own node has them.
+    pub labels: Arc<Labels>,
     /// Label `k8s.ovn.org/egress-assignable`, whatever its value.
     pub assignable: bool,
     /// Annotation `k8s.ovn.org/egress-drain`: other nodes take its egress IPs where they can.

@@ -259,10 +259,13 @@ pub enum EligibleNodes {
     /// One of these nodes, or of all, for all addresses together: whatever their networks are, since something else
     /// makes the addresses lead to the node.
     One(Option<BTreeSet<String>>),
-    /// Any of these nodes, or of all, with a network that contains the address, whether or not they have the label. Each
-    /// address has a node of its own.
-    Named(Option<BTreeSet<String>>),
+    /// Any of these nodes with a network that contains the address, whether or not they have the label. Each address has
+    /// a node of its own.
+    Selected(NodeSelectors),
 }
+
+/// Selects the nodes that match all of them; without one, all nodes.
+pub type NodeSelectors = BTreeSet<Selector>;
 
 impl EligibleNodes {
     /// Whether all addresses of the policy share one node.
@@ -274,7 +277,8 @@ impl EligibleNodes {
     pub fn has(&self, node: &Node) -> bool {
         match self {
             Self::Labelled => node.assignable,
-            Self::One(names) | Self::Named(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
+            Self::One(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
+            Self::Selected(selectors) => select(selectors, node),
         }
     }
 
@@ -289,6 +293,10 @@ impl EligibleNodes {
     }
 }
 
+fn select(selectors: &NodeSelectors, node: &Node) -> bool {
+    selectors.iter().all(|selector| selector.matches(&node.labels))
+}
+
 /// Which nodes take part in serving egress policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EgressNodes {
@@ -296,6 +304,8 @@ pub struct EgressNodes {
     all: bool,
     /// The nodes that policies name.
     named: BTreeSet<String>,
+    /// By which policies select nodes: many policies have the same.
+    selected: BTreeSet<NodeSelectors>,
 }
 
 impl EgressNodes {
@@ -304,9 +314,12 @@ impl EgressNodes {
         for policy in policies {
             match &policy.eligible_nodes {
                 EligibleNodes::Labelled => {}
-                EligibleNodes::One(None) | EligibleNodes::Named(None) => nodes.all = true,
-                EligibleNodes::One(Some(names)) | EligibleNodes::Named(Some(names)) => {
-                    nodes.named.extend(names.iter().cloned());
+                EligibleNodes::One(None) => nodes.all = true,
+                EligibleNodes::One(Some(names)) => nodes.named.extend(names.iter().cloned()),
+                EligibleNodes::Selected(selectors) => {
+                    if !nodes.selected.contains(selectors) {
+                        nodes.selected.insert(selectors.clone());
+                    }
                 }
             }
         }
@@ -315,7 +328,8 @@ impl EgressNodes {
 
     /// Whether the node has the label, or is among those of a policy.
     pub fn has(&self, node: &Node) -> bool {
-        node.assignable || self.all || self.named.contains(&node.name)
+        let is_selected = || self.selected.iter().any(|selectors| select(selectors, node));
+        node.assignable || self.all || self.named.contains(&node.name) || is_selected()
     }
 }
 

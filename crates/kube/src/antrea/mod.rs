@@ -8,10 +8,8 @@ use std::net::IpAddr;
 
 use futures::{Stream, StreamExt, stream};
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch};
-use kube::core::PartialObjectMeta;
 use kube::{Client, ResourceExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,14 +27,13 @@ use egress_core::antrea::{
 };
 use egress_core::model::policy::{Selects, SourceKind};
 use egress_core::model::selector::Selector;
-use egress_core::model::view::{Labels, Update};
+use egress_core::model::view::Update;
 
 /// One change of what Egresses follow from.
 #[derive(Clone, Debug)]
 pub enum AntreaChange {
     Egresses(Update<String, StoredEgress>),
     Pools(Update<String, StoredPool>),
-    Nodes(Update<String, Labels>),
     Assignments(Update<String, StoredAssignment>),
 }
 
@@ -55,6 +52,8 @@ pub struct StoredEgress {
 #[derive(Clone, Debug)]
 pub struct StoredPool {
     pub object: PoolObject,
+    /// As written.
+    node_selector: Value,
     /// Total and used addresses, if it says them.
     usage: Option<(u64, u64)>,
 }
@@ -69,9 +68,7 @@ pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Antr
     let egresses = Api::all_with(client.clone(), &egress_resource());
     let pools = Api::all_with(client.clone(), &pool_resource());
     let assignments = Api::all_with(client.clone(), &egress_assignment_resource());
-    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
     let of = |what| (what, outages.clone());
-    let labels = |node: &PartialObjectMeta<Node>| node.metadata.labels.clone().unwrap_or_default();
     stream::select_all([
         updates(of("Egress objects"), egresses, config(), ResourceExt::name_any, egress)
             .map(AntreaChange::Egresses)
@@ -79,7 +76,6 @@ pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Antr
         updates(of("ExternalIPPool objects"), pools, config(), ResourceExt::name_any, pool)
             .map(AntreaChange::Pools)
             .boxed(),
-        updates(of("labels of nodes"), nodes, config(), ResourceExt::name_any, labels).map(AntreaChange::Nodes).boxed(),
         updates(of("assignments of Egresses"), assignments, config(), ResourceExt::name_any, StoredAssignment::of)
             .map(AntreaChange::Assignments)
             .boxed(),
@@ -154,6 +150,7 @@ fn pool(object: &DynamicObject) -> StoredPool {
             created: created(&object.metadata),
             spec: pool_request(&object.data["spec"]),
         },
+        node_selector: object.data["spec"]["nodeSelector"].clone(),
         usage: usage["total"].as_u64().zip(usage["used"].as_u64()),
     }
 }
@@ -167,7 +164,7 @@ fn pool_request(spec: &Value) -> Result<PoolRequest, String> {
         Value::Null => Selector::default(),
         nodes => selector("spec.nodeSelector", nodes)?,
     };
-    Ok(PoolRequest { ranges, subnet, nodes })
+    Ok(PoolRequest { ranges, subnet, selects_nodes: nodes != Selector::default() })
 }
 
 fn range(range: &Value) -> Result<PoolRange, String> {
@@ -194,10 +191,12 @@ fn subnet_info(subnet: &Value) -> Result<PoolSubnet, String> {
     })
 }
 
-/// The spec of the assignment of a group of Egresses.
-pub fn assignment_spec(group: &AddressGroup, stored: &BTreeMap<String, StoredEgress>) -> Value {
+/// The spec of the assignment of a group of Egresses. It has the selectors of nodes as the pools have them: it need not change
+/// when nodes do.
+pub fn assignment_spec(group: &AddressGroup, view: &AntreaView) -> Value {
+    let AntreaView { egresses: sharing, pools: sources, .. } = view;
     let rules = group.egresses.iter().filter_map(|name| {
-        let StoredEgress { object, applied_to, .. } = stored.get(name)?;
+        let StoredEgress { object, applied_to, .. } = sharing.get(name)?;
         let EgressObject { uid, created, .. } = object;
         let part = |field: &str| if applied_to[field].is_null() { json!({}) } else { applied_to[field].clone() };
         let selects = object.spec.as_ref().is_ok_and(|spec| spec.applied_to.is_some());
@@ -208,8 +207,9 @@ pub fn assignment_spec(group: &AddressGroup, stored: &BTreeMap<String, StoredEgr
         }))
     });
     let mut spec = json!({"egressIPs": group.addresses, "rules": rules.collect::<Vec<_>>()});
-    if let Some((nodes, spec)) = group.nodes.as_ref().zip(spec.as_object_mut()) {
-        spec.insert("nodes".to_owned(), json!(**nodes));
+    let selectors = group.pools.iter().filter_map(|pool| Some(&sources.get(pool)?.node_selector));
+    if let Some(spec) = spec.as_object_mut().filter(|_| !group.pools.is_empty()) {
+        spec.insert("nodeSelectors".to_owned(), json!(selectors.collect::<Vec<_>>()));
     }
     spec
 }
@@ -299,7 +299,6 @@ impl StoredEgress {
 pub struct AntreaView {
     pub egresses: BTreeMap<String, StoredEgress>,
     pub pools: BTreeMap<String, StoredPool>,
-    nodes: BTreeMap<String, Labels>,
     pub assignments: BTreeMap<String, StoredAssignment>,
     listed: BTreeSet<u8>,
 }
@@ -310,8 +309,7 @@ impl AntreaView {
         let (kind, is_list) = match change {
             AntreaChange::Egresses(update) => (0, put(&mut self.egresses, update)),
             AntreaChange::Pools(update) => (1, put(&mut self.pools, update)),
-            AntreaChange::Nodes(update) => (2, put(&mut self.nodes, update)),
-            AntreaChange::Assignments(update) => (3, put(&mut self.assignments, update)),
+            AntreaChange::Assignments(update) => (2, put(&mut self.assignments, update)),
         };
         if is_list {
             self.listed.insert(kind);
@@ -320,14 +318,13 @@ impl AntreaView {
 
     /// Whether every kind has been listed.
     pub fn is_whole(&self) -> bool {
-        self.listed.len() == 4
+        self.listed.len() == 3
     }
 
     pub fn inputs(&self) -> AntreaInputs {
         AntreaInputs {
             egresses: self.egresses.iter().map(|(name, one)| (name.clone(), one.object.clone())).collect(),
             pools: self.pools.iter().map(|(name, one)| (name.clone(), one.object.clone())).collect(),
-            nodes: self.nodes.clone(),
         }
     }
 }
@@ -335,6 +332,7 @@ impl AntreaView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use egress_core::model::view::Labels;
 
     fn stored(spec: Value) -> StoredEgress {
         let object =
@@ -398,22 +396,27 @@ mod tests {
     #[test]
     fn an_assignment_has_a_rule_for_each_egress() {
         let web = json!({"appliedTo": {"podSelector": {"matchLabels": {"app": "web"}}}, "externalIPPool": "p"});
-        let egresses = BTreeMap::from([
-            ("a".to_owned(), stored(web)),
-            ("b".to_owned(), stored(json!({"appliedTo": {}, "egressIP": "10.0.0.8"}))),
-        ]);
-        let group = AddressGroup {
+        let mut view = AntreaView::default();
+        view.egresses.insert("a".into(), stored(web));
+        view.egresses.insert("b".into(), stored(json!({"appliedTo": {}, "egressIP": "10.0.0.8"})));
+        let nodes = json!({"matchLabels": {"network-role": "egress-gateway"}});
+        let spec = json!({"ipRanges": [{"cidr": "10.0.0.0/24"}], "nodeSelector": nodes});
+        let object = json!({"metadata": {"name": "p"}, "spec": spec});
+        view.pools.insert("p".into(), pool(&serde_json::from_value(object).expect("an object")));
+        let mut group = AddressGroup {
             addresses: vec!["10.0.0.8".parse().expect("a literal")],
             egresses: vec!["a".into(), "b".into()],
-            nodes: Some(std::sync::Arc::new(["n1".to_owned()].into())),
+            pools: ["p".to_owned()].into(),
         };
-        let spec = assignment_spec(&group, &egresses);
-        assert_eq!((&spec["egressIPs"], &spec["nodes"]), (&json!(["10.0.0.8"]), &json!(["n1"])));
+        let spec = assignment_spec(&group, &view);
+        assert_eq!((&spec["egressIPs"], &spec["nodeSelectors"]), (&json!(["10.0.0.8"]), &json!([nodes])));
         let rule = json!({
             "from": {"kind": "Egress", "name": "a", "uid": "u", "created": 1_704_067_210},
             "selectors": [{"namespaces": {}, "pods": {"matchLabels": {"app": "web"}}}],
         });
         assert_eq!(spec["rules"][0], rule);
         assert_eq!(spec["rules"][1]["selectors"], json!([]), "it selects nothing");
+        group.pools.clear();
+        assert!(assignment_spec(&group, &view).get("nodeSelectors").is_none(), "all nodes");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node as KubeNode;
@@ -19,6 +20,7 @@ use egress_core::keys;
 use egress_core::model::interface::{EgressInterface, MOST_INTERFACES};
 use egress_core::model::ledger::Acknowledgements;
 use egress_core::model::node::{Capacity, CloudConfig, Given, Mac, Node, NodePart, Prepared, Uplink};
+use egress_core::model::view::Labels;
 use egress_core::text::quoted;
 
 #[derive(Deserialize)]
@@ -94,6 +96,7 @@ pub fn node(node: &KubeNode) -> Node {
     let mut read = Node {
         name: meta.name.clone().unwrap_or_default(),
         uid: meta.uid.clone().unwrap_or_default(),
+        labels: Arc::new(own_labels(meta)),
         assignable: meta.labels.iter().flatten().any(|(key, _)| key == keys::ASSIGNABLE),
         ready,
         drained: annotation(meta, keys::DRAIN).is_some_and(|value| value != "false"),
@@ -113,6 +116,13 @@ pub fn node(node: &KubeNode) -> Node {
     };
     read.networks_known = knows_networks(&read);
     read
+}
+
+/// Without the labels of EgressServices: the controller changes them whenever a Service moves, and no selector of a policy
+/// means them.
+fn own_labels(meta: &ObjectMeta) -> Labels {
+    let labels = meta.labels.iter().flatten().filter(|(key, _)| !key.starts_with(keys::EGRESS_SERVICE_PREFIX));
+    labels.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// Whether the node's pod subnets and networks are published and readable.

@@ -15,9 +15,10 @@ use crate::crd::{self, AssignmentSource};
 use crate::policy::egress_ip::{read, write};
 use crate::policy::{PolicyApi, StatusWriter, selector};
 use egress_core::model::policy::{
-    AddressUse, DestinationPrefixes, Destinations, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyNetwork,
-    PolicyRule, RuleSource, Selects, parse_egress_ip,
+    AddressUse, DestinationPrefixes, Destinations, EgressPolicy, EligibleNodes, Item, NodeSelectors, PolicyKind,
+    PolicyNetwork, PolicyRule, RuleSource, Selects, parse_egress_ip,
 };
+use egress_core::model::selector::Selector;
 
 pub(super) struct EgressAssignments;
 
@@ -97,15 +98,23 @@ pub(super) fn network(spec: &Value, listed: Option<&[String]>, rules: Option<&[P
     })
 }
 
-/// A list of nodes that cannot be read names none.
+/// A list of nodes, or of selectors, that cannot be read stands for no node.
 pub(super) fn eligible_nodes(spec: &Value, address_use: AddressUse) -> EligibleNodes {
-    let names = match &spec["nodes"] {
+    let names = || match &spec["nodes"] {
         Value::Null => None,
         names => Some(BTreeSet::deserialize(names).unwrap_or_default()),
     };
+    let selectors = || match &spec["nodeSelectors"] {
+        Value::Null => NodeSelectors::new(),
+        Value::Array(all) => {
+            let read = all.iter().map(|one| selector("spec.nodeSelectors", one));
+            read.map(|read| read.unwrap_or_else(|_| Selector::nothing())).collect()
+        }
+        _ => [Selector::nothing()].into(),
+    };
     match address_use {
-        AddressUse::OfService => EligibleNodes::One(names),
-        AddressUse::EgressOnly => EligibleNodes::Named(names),
+        AddressUse::OfService => EligibleNodes::One(names()),
+        AddressUse::EgressOnly => EligibleNodes::Selected(selectors()),
     }
 }
 
@@ -114,6 +123,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use egress_core::model::node::Node;
     use egress_core::model::policy::{PolicyPart, SourceKind};
     use egress_core::model::view::Labels;
 
@@ -175,9 +185,18 @@ mod tests {
         };
         let prefixes = json!({"destinations": ["198.51.100.0/24", "2001:db8::/32"], "excluded": ["198.51.100.7/32"]});
         let rules = json!([rule("young", 9, json!({})), rule("old", 3, prefixes)]);
-        let policy = read(&json!({"addressesOf": null, "rules": rules, "nodes": ["n1"]}), &json!([]));
+        let on = |selectors: Value| {
+            let extra = json!({"addressesOf": null, "rules": rules.clone(), "nodeSelectors": selectors});
+            read(&extra, &json!([]))
+        };
+        let policy = on(json!([{"matchLabels": {"rack": "r1"}}]));
         assert!(selects_web(&policy), "also before it has a node: its packets are dropped until then");
-        assert_eq!(policy.eligible_nodes, EligibleNodes::Named(Some(["n1".to_owned()].into())));
+        let node = |rack: &str| Node { labels: Labels::from([("rack".into(), rack.into())]).into(), ..Node::default() };
+        assert!(policy.eligible_nodes.has(&node("r1")) && !policy.eligible_nodes.has(&node("r2")));
+        assert!(on(json!(null)).eligible_nodes.has(&node("r2")), "without a selector all nodes");
+        for broken in [json!("rack"), json!([{"matchExpressions": 7}]), json!([{}, "rack"])] {
+            assert!(!on(broken.clone()).eligible_nodes.has(&node("r1")), "{broken}");
+        }
         assert_eq!((policy.rank().0, policy.rank().1), (SourceKind::Egress, 3));
         let rules = policy.rules.expect("rules");
         let names: Vec<_> = rules.iter().map(|rule| rule.source.to_string()).collect();

@@ -1,5 +1,6 @@
 mod drained;
 mod one_node;
+mod selected;
 
 use super::samples::{key, node, policy};
 use super::*;
