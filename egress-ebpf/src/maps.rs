@@ -532,7 +532,7 @@ fn class_policy(class: u32, to: &Addr) -> Option<&'static ClassPolicy> {
 pub fn owned(egress_id: u32) -> Option<&'static Owned> {
     let owned = OWNED.get_ptr_mut(egress_id)?;
     let copy = copied(owned, &mut found()?.owned);
-    copy.is_of(egress_id).then_some(copy)
+    (copy.is_of(egress_id) && copy.is_usable()).then_some(copy)
 }
 
 /// Copies the owned address to the workspace field of `owned`, which the translation reads.

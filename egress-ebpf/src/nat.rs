@@ -32,7 +32,7 @@ pub fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &PolicySlot
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
         return Err(Verdict::NotGateway);
     };
-    let pool = SnatSource { address: owned.address, ports: snat::EGRESS_PORTS };
+    let pool = SnatSource::of(owned, run.config);
     snat::translate(run.headers, quote, &Maps, &pool, &owner).map(drop)
 }
 

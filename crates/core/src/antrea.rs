@@ -7,7 +7,7 @@
 //!   has it: an edit of an older one takes it from no other.
 //! - **Who shares.** An address of a pool belongs to one Egress that names the pool. An Egress without a pool that names the same
 //!   address shares it. All Egresses with the same addresses become rules of one assignment, so they share the egress ID, the node
-//!   and the ports.
+//!   and the ports. An address of no pool is one that a node has itself.
 //! - A pool's gateway is never allocated. A pool that cannot be read, or overlaps with an older one, gives no addresses; those
 //!   that Egresses have stay.
 
@@ -210,8 +210,6 @@ pub enum NotAllocated {
     Exhausted(String),
     /// The controller is about to write it.
     Allocating,
-    /// No pool, and no Egress with a pool has the address.
-    Static(IpAddr),
     /// Another set of addresses has one of them.
     PartlyShared(IpAddr, String),
 }
@@ -228,10 +226,6 @@ impl fmt::Display for NotAllocated {
             Self::Held(address, by) => write!(f, "IP {address} is allocated to Egress {by} already"),
             Self::Exhausted(pool) => write!(f, "ExternalIPPool {pool} has no free IP"),
             Self::Allocating => f.write_str("the IP is being allocated"),
-            Self::Static(address) => write!(
-                f,
-                "IP {address} is of no ExternalIPPool, and addresses that nodes have themselves are not supported: name a pool"
-            ),
             Self::PartlyShared(address, by) => {
                 write!(f, "IP {address} is also that of Egress {by}, which has other addresses too")
             }
@@ -287,6 +281,8 @@ pub struct AddressGroup {
     pub egresses: Vec<String>,
     /// The pools that select nodes: only nodes that all of them select may have the addresses.
     pub pools: BTreeSet<String>,
+    /// The addresses are of no pool: nodes have them on interfaces.
+    pub is_of_hosts: bool,
 }
 
 impl AntreaInputs {
@@ -436,14 +432,14 @@ impl AntreaInputs {
             let shared =
                 addresses.iter().find_map(|address| group_of.get(address).map(|group| (*address, group.clone())));
             let outcome = match &shared {
-                None if !has_pool(egress) => Err(NotAllocated::Static(first)),
                 None => {
                     let owner = |address: &IpAddr| (*address, (first, (*name).clone()));
                     group_of.extend(set.iter().map(owner));
                     let pools = egress.spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| one.pool.as_ref());
                     let pools = pools.filter(|pool| self.pool(pool).is_some_and(|pool| pool.selects_nodes));
                     let pools = pools.cloned().collect();
-                    let group = AddressGroup { addresses, egresses: vec![(*name).clone()], pools };
+                    let is_of_hosts = !has_pool(egress);
+                    let group = AddressGroup { addresses, egresses: vec![(*name).clone()], pools, is_of_hosts };
                     allocation.groups.insert(first, group);
                     continue;
                 }
@@ -613,7 +609,9 @@ mod tests {
         let found = all.allocate();
         assert_eq!(found.groups[&ip("172.18.0.100")].egresses, ["a", "c"]);
         assert_eq!(found.egresses["b"], Err(NotAllocated::Held(ip("172.18.0.100"), "a".into())));
-        assert_eq!(found.egresses["d"], Err(NotAllocated::Static(ip("172.18.0.9"))));
+        assert_eq!(found.egresses["d"], Ok(vec![ip("172.18.0.9")]), "of no pool: some node has it itself");
+        let of_hosts = found.groups.iter().filter(|(_, group)| group.is_of_hosts).map(|(first, _)| *first);
+        assert_eq!(of_hosts.collect::<Vec<_>>(), [ip("172.18.0.9")]);
         assert_eq!(found.egresses["e"], Err(NotAllocated::NotInPool(ip("172.18.0.103"), "p".into())));
         assert_eq!(found.egresses["f"], Err(NotAllocated::NoPool("q".into())));
         assert_eq!(found.used, [("p".to_owned(), 1)].into());

@@ -1,14 +1,14 @@
 //! Reads counters and map usage for scrapes, with its own handles, so that scrapes and the locks of the maps do not block
 //! each other. Each reading takes a few system calls, whatever the size of the maps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::Pod;
 use aya::maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap};
-use egress_common::abi::{Config, Count, EipCount, NatEntry, Tuple, Usage, Verdict};
+use egress_common::abi::{Config, Count, EipCount, NatEntry, Owned, Tuple, Usage, Verdict};
 
 use crate::dataplane::Dataplane;
 use crate::error::map_io;
@@ -120,7 +120,10 @@ impl Meter {
     pub fn count_ports(&self) -> io::Result<Duration> {
         let begun = Instant::now();
         let config = self.0.config.get(&0, 0).map_err(map_io)?;
-        let mut count = port_use::PortCounter::new(config.node_ports);
+        let mut of_hosts = BTreeSet::new();
+        let note = |id: &u32, owned: &Owned| of_hosts.extend(owned.is_hosts().then_some(*id));
+        self.0.shared.state().maps.owned.for_each(note)?;
+        let mut count = port_use::PortCounter::new(config.node_ports, of_hosts);
         self.0.nat.for_each(|key, mapping| count.see(key, mapping))?;
         *self.0.ports.lock().unwrap_or_else(PoisonError::into_inner) = Some(count.done());
         Ok(PAUSE.max(begun.elapsed() * SHARE))

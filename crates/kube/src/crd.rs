@@ -173,7 +173,8 @@ pub struct EgressAssignmentSpec {
     #[serde(rename = "egressIPs")]
     #[schemars(schema_with = "addresses")]
     pub egress_ips: Vec<String>,
-    /// Service: they are addresses of a Service's load balancer, and one node serves all of them.
+    /// Service: they are addresses of a Service's load balancer, and one node serves all of them. Host: nodes have them on
+    /// interfaces, and a node that has one serves it.
     #[serde(default, rename = "addressesOf", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "addresses_of")]
     pub addresses_of: Option<AddressesOf>,
@@ -202,6 +203,7 @@ pub struct EgressAssignmentSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressesOf {
     Service,
+    Host,
 }
 
 /// The pods of one object.
@@ -468,7 +470,7 @@ fn source_ip_by(_: &mut SchemaGenerator) -> Schema {
 }
 
 fn addresses_of(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "enum": ["Service"]})
+    json_schema!({"type": "string", "enum": ["Service", "Host"]})
 }
 
 fn source_kind(_: &mut SchemaGenerator) -> Schema {

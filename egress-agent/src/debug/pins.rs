@@ -105,7 +105,7 @@ mod tests {
         let owned = [(EgressId(1), ip("172.18.0.100"))].into();
         let peer = TunnelEndpoint(ip("172.18.0.2"));
         let moving =
-            |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving, is_shared: false };
+            |address| HandoverState { address: ip(address), peer, stage: HandoverStage::Leaving, shared_with: None };
         let handovers = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
         let pods = [(ip("10.244.1.10"), PodState::Selected(EgressId(1))), (ip("10.244.1.11"), PodState::Known)].into();
         let pinned = KernelState { owned, handovers, pods, ..KernelState::default() };

@@ -4,9 +4,11 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use egress_common::abi::{Addr, Lease, OwnedAddr};
+use egress_common::abi::{Addr, Lease, Owned, OwnedAddr};
 use egress_core::model::reserved::Reserved;
-use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, OnUnknownPod, TunnelEndpoint};
+use egress_core::model::state::{
+    Action, EgressId, HandoverStage, HandoverState, OnUnknownPod, SharedWith, TunnelEndpoint,
+};
 use egress_core::plan::executor::{DataplaneError, Executor, Expected};
 use egress_datapath::{Dataplane, Settings};
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
@@ -114,7 +116,7 @@ fn a_claim_waits_for_the_running_probe() {
             stage: HandoverStage::Arriving,
             address,
             peer: TunnelEndpoint(IpAddr::from([172, 18, 0, 3])),
-            is_shared: false,
+            shared_with: None,
         };
         let own = Action::Own(id, address);
         let start = std::time::Instant::now();
@@ -398,12 +400,15 @@ fn a_shared_address_is_neither_probed_nor_announced() {
         for (id, text) in (1..).zip(ADDRESSES) {
             let bits = if address(text).is_ipv4() { 16 } else { 64 };
             node.outside(|| ip(&format!("addr add {text}/{bits} dev out0\n")));
-            dataplane.apply(&Action::Share(EgressId(id), address(text))).await.expect("another host has it");
+            dataplane
+                .apply(&Action::Share(EgressId(id), address(text), SharedWith::Service))
+                .await
+                .expect("another host has it");
             node.outside(|| ip(&format!("addr del {text}/{bits} dev out0\n")));
             node.outside(|| ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud reachable\n")));
         }
         let held = dataplane.held().await.expect("held");
-        assert_eq!(held.shared, held.owned.keys().copied().collect());
+        assert_eq!(held.shared, held.owned.keys().map(|id| (*id, SharedWith::Service)).collect());
         // Announcements would be due at once and a second later, and after the restart.
         dataplane.confirm();
         tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -427,6 +432,43 @@ fn a_shared_address_is_neither_probed_nor_announced() {
         }
         assert!(filter());
         assert_eq!(dataplane.held().await.expect("held").shared, [].into());
+    });
+}
+
+/// An address of the host, as a virtual router's: the programs use it while the node has it, whatever the agent is told.
+#[test]
+fn an_address_of_the_host_is_used_while_the_host_has_it() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let change = |change: &str, text: &str| {
+            let options = if change == "add" { " nodad" } else { "" };
+            let length = if address(text).is_ipv4() { 32 } else { 128 };
+            ip(&format!("addr {change} {text}/{length} dev {UPLINK}{options}\n"));
+        };
+        let usable = |id: u32| {
+            let entry = node.map::<u32, Owned>("owned").get(&id, 0).expect("its entry");
+            assert!(entry.is_hosts() && entry.is_of(id), "{entry:?}");
+            entry.is_usable()
+        };
+        for (id, text) in (1..).zip(ADDRESSES) {
+            dataplane.apply(&Action::Share(EgressId(id), address(text), SharedWith::Host)).await.expect("share");
+            assert!(!usable(id), "{text}: the host does not have it");
+            change("add", text);
+            eventually("it is used", || usable(id)).await;
+            change("del", text);
+            eventually("it is used no more", || !usable(id)).await;
+            change("add", text);
+            eventually("it is used again", || usable(id)).await;
+        }
+        let held = dataplane.held().await.expect("held");
+        assert_eq!(held.shared, held.owned.keys().map(|id| (*id, SharedWith::Host)).collect());
+        // While no agent runs, nothing follows it.
+        drop(dataplane);
+        change("del", ADDRESSES[0]);
+        let dataplane = node.start().await;
+        let (lost, kept) = (usable(1), usable(2));
+        assert!(!lost && kept, "{lost} {kept}");
+        drop(dataplane);
     });
 }
 

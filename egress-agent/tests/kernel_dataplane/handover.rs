@@ -1,7 +1,7 @@
 //! Entries of hand-overs: their end, and their uplink.
 
 use egress_common::abi;
-use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, KernelState};
+use egress_core::model::state::{Action, EgressId, HandoverStage, HandoverState, KernelState, SharedWith};
 use egress_core::plan::executor::Executor;
 use egress_datapath::Dataplane;
 
@@ -12,7 +12,7 @@ const ID: EgressId = EgressId(9);
 const A: &str = "172.18.0.100";
 
 fn moving(stage: HandoverStage, address: &str) -> HandoverState {
-    HandoverState { stage, address: addr(address), peer: endpoint("172.18.0.3"), is_shared: false }
+    HandoverState { stage, address: addr(address), peer: endpoint("172.18.0.3"), shared_with: None }
 }
 
 async fn apply(dataplane: &mut Dataplane, action: Action) {
@@ -91,9 +91,9 @@ fn a_shared_address_stays_shared_in_its_hand_over() {
         let mut dataplane = node.start().await;
         let entry = || node.map::<u32, abi::HandoverEntry>("handovers").get(&ID.0, 0).expect("its entry");
         for stage in [HandoverStage::Arriving, HandoverStage::Open, HandoverStage::Leaving] {
-            let moving = HandoverState { is_shared: true, ..moving(stage, A) };
+            let moving = HandoverState { shared_with: Some(SharedWith::Service), ..moving(stage, A) };
             if stage == HandoverStage::Leaving {
-                apply(&mut dataplane, Action::Share(ID, addr(A))).await;
+                apply(&mut dataplane, Action::Share(ID, addr(A), SharedWith::Service)).await;
             }
             apply(&mut dataplane, Action::PutHandover(ID, moving)).await;
             assert!(entry().owned.is_shared(), "{stage:?}");

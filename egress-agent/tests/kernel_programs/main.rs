@@ -26,6 +26,7 @@ mod further_routes;
 mod generated_errors;
 mod hairpin;
 mod handover;
+mod host_addresses;
 mod host_routes;
 mod icmp_errors;
 mod interfaces;

@@ -311,6 +311,17 @@ impl Stage {
         self.put_owned(egress_id, owned.shared(egress_id));
     }
 
+    /// Owns an address that the node has itself.
+    pub(crate) fn use_own(&mut self, egress_id: u32, address: &str) {
+        self.use_own_on(UPLINK, egress_id, address);
+    }
+
+    /// The same on this interface, or zero.
+    pub(crate) fn use_own_on(&mut self, ifindex: u32, egress_id: u32, address: &str) {
+        let owned = Owned::new(egress_id, addr(address), ifindex, OWNED_MAC, 1500);
+        self.put_owned(egress_id, owned.hosts(egress_id));
+    }
+
     /// The node's addresses on a further interface.
     pub(crate) fn put_interface(&mut self, ifindex: u32, v4: &str, v6: &str) {
         let addresses = InterfaceAddresses { v4: addr(v4), v6: addr(v6) };

@@ -308,15 +308,16 @@ impl PolicyEntry {
     }
 }
 
-/// Bit of the flags of [`Owned`] and [`OwnedAddr`]: see [`Owned::shared`].
+/// Bits of the flags of [`Owned`] and [`OwnedAddr`]: see [`Owned::shared`] and [`Owned::hosts`].
 const SHARED: u8 = 1;
+const HOSTS: u8 = 2;
 
 /// Value of `owned`; the key is the egress ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Owned {
     pub address: Addr,
-    /// The interface that the address is announced on, and leaves by.
+    /// The interface that the address is announced on, and leaves by; zero while the node lacks it, see [`Self::hosts`].
     pub ifindex: u32,
     /// MTU of that interface.
     pub mtu: u32,
@@ -343,10 +344,31 @@ impl Owned {
         Self { flags: self.flags | SHARED, ..self }.sealed(egress_id)
     }
 
-    /// Whether it is [`Self::shared`].
+    /// The same for an address that this node has itself on an interface. It is shared with the host: the host's stack
+    /// answers for it, and has the packets without a NAT entry. NAT uses the ports that it uses on the node's own address
+    /// for packets with the mark, since the host's sockets use the others. When the node loses the address, nothing is
+    /// translated to it any more.
+    #[must_use]
+    pub const fn hosts(self, egress_id: u32) -> Self {
+        Self { flags: self.flags | SHARED | HOSTS, ..self }.sealed(egress_id)
+    }
+
+    /// Whether the node may translate to it.
+    #[inline(always)]
+    pub const fn is_usable(&self) -> bool {
+        self.ifindex != 0
+    }
+
+    /// Whether it is [`Self::shared`] or [`Self::hosts`].
     #[inline(always)]
     pub const fn is_shared(&self) -> bool {
         self.flags & SHARED != 0
+    }
+
+    /// Whether it is [`Self::hosts`].
+    #[inline(always)]
+    pub const fn is_hosts(&self) -> bool {
+        self.flags & HOSTS != 0
     }
 
     /// Whether the address does not work on this interface. A shared one works on all: the Service's provider and the
@@ -406,9 +428,15 @@ impl OwnedAddr {
         self.ifindex != ifindex && !self.is_shared()
     }
 
-    /// Whether it is [`Owned::shared`].
+    /// Whether it is [`Owned::shared`] or [`Owned::hosts`].
     #[inline(always)]
     pub const fn is_shared(&self) -> bool {
         self.flags & SHARED != 0
+    }
+
+    /// Whether it is [`Owned::hosts`].
+    #[inline(always)]
+    pub const fn is_hosts(&self) -> bool {
+        self.flags & HOSTS != 0
     }
 }

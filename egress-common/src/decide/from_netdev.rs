@@ -4,8 +4,8 @@
 //! overlay. All other packets for it are dropped, so that nothing unsolicited reaches the host or a pod; also what
 //! arrives by another interface than the address's. An egress IP that is shared with a Service
 //! ([`Owned::shared`](crate::abi::Owned::shared)) has clients: all other packets for it are untouched. For the node's own
-//! address: replies to packets with the mark, recognised by the port range that only NAT uses. All other traffic is
-//! untouched.
+//! address: replies to packets with the mark, recognised by the port range that only NAT uses; it may be an egress IP too
+//! ([`Owned::hosts`](crate::abi::Owned::hosts)). All other traffic is untouched.
 
 use super::{Tables, fragments, slots};
 use crate::abi::{Addr, Class, Config, ExposedPort, Family, HandoverStage, NatEntry, Origin, Verdict};
@@ -55,15 +55,15 @@ pub fn decide<'t, T: Tables>(
         if owned.is_elsewhere(ifindex) {
             return FromNetdev::Done(Verdict::WrongInterface);
         }
-        let (egress_id, is_shared) = (owned.egress_id, owned.is_shared());
-        if is_elsewhere(headers, quote, egress_id, tables, false)
-            && (!is_shared || may_be_for_pod(headers, quote, tables))
+        if is_elsewhere(headers, quote, owned.egress_id, tables, false)
+            && (!owned.is_shared() || may_be_for_pod(headers, quote, tables))
         {
-            return FromNetdev::PassOn { egress_id };
+            return FromNetdev::PassOn { egress_id: owned.egress_id };
         }
         // Fragments of a Service's client are not held: the first one has no NAT entry and releases none.
-        let decision = answer(headers, quote, tables, !is_shared);
-        return if is_shared { or_left_alone(decision) } else { decision };
+        let decision = answer(headers, quote, tables, !owned.is_shared());
+        let decision = if owned.is_hosts() { decision } else { without_nodes(decision) };
+        return if owned.is_shared() { or_left_alone(decision) } else { decision };
     }
     // On other interfaces the node has other addresses, which the NAT entry has.
     if (ifindex != config.uplink_ifindex || headers.tuple.daddr == node_address(config, headers.family))
@@ -82,7 +82,7 @@ pub fn passed<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T
     match is_elsewhere(headers, quote, egress_id, tables, true) {
         true => FromNetdev::PassOn { egress_id },
         // Fragments from the overlay are not held: reinjected, they would lack their outer headers.
-        false => answer(headers, quote, tables, false),
+        false => without_nodes(answer(headers, quote, tables, false)),
     }
 }
 
@@ -93,6 +93,15 @@ fn answer<'t, T: Tables>(headers: &mut Headers, quote: &Quote, tables: &'t T, ke
     match headers.l4 {
         L4::IcmpError => error_for_egress_ip(headers, quote, tables),
         _ => for_egress_ip(headers, tables, keeps),
+    }
+}
+
+/// The decision at an address that the node does not have itself: no NAT entry of the node has it.
+#[inline(always)]
+const fn without_nodes(decision: FromNetdev<'_>) -> FromNetdev<'_> {
+    match decision {
+        FromNetdev::NodeReply { .. } => FromNetdev::Done(Verdict::BadState),
+        decision => decision,
     }
 }
 
@@ -258,6 +267,10 @@ fn error_for_egress_ip<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: 
 
 #[inline(always)]
 fn reply<'t, T: Tables>(headers: &Headers, nat_entry: &'t NatEntry, tables: &T) -> FromNetdev<'t> {
+    // The packet goes no further than to the node's stack.
+    if nat_entry.origin() == Some(Origin::Stack) {
+        return FromNetdev::NodeReply { nat_entry };
+    }
     // The stack answers Time Exceeded, as a router does.
     if headers.ttl <= 1 {
         return FromNetdev::Done(Verdict::TtlExpired);

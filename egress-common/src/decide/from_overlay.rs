@@ -189,7 +189,7 @@ pub fn translate<'t, T: Tables>(
         true => NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
         false => NatOwner { origin: Origin::Remote, source_node: *source_node, egress_id },
     };
-    snat::translate(headers, quote, tables, &SnatSource { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
+    snat::translate(headers, quote, tables, &SnatSource::of(owned, config), &owner)
 }
 
 #[cfg(test)]

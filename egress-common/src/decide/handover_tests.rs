@@ -12,7 +12,7 @@ use super::from_overlay::{self, FromOverlay, Outer};
 use super::from_pod::{self, FromPod};
 use super::memory_maps::{MemoryMaps, addr};
 use super::packets::{FrameFields, packet};
-use super::snat::{self, EGRESS_PORTS, SnatSource};
+use super::snat::{self, SnatSource};
 use super::{NatOwner, Tables};
 use crate::abi::*;
 use crate::wire::Quote;
@@ -166,7 +166,7 @@ impl Pair {
     }
 
     fn emitted(&self, maps: &MemoryMaps, node: &'static str, sent: &FrameFields, owner: &NatOwner) -> PacketEnd {
-        let pool = SnatSource { address: addr(self.cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(self.cast.egress));
         match snat::translate(&sent.headers(), &Quote::NONE, maps, &pool, owner) {
             Ok(_) => PacketEnd::Emitted(node),
             Err(verdict) => PacketEnd::Dropped(verdict),
@@ -219,7 +219,7 @@ impl Pair {
     fn begin_flows(&self) {
         for (maps, port) in [(&self.old, OLD_PORT), (&self.new, NEW_PORT)] {
             let owner = NatOwner { origin: Origin::Remote, source_node: addr(THIRD), egress_id: ID };
-            let pool = SnatSource { address: addr(self.cast.egress), ports: EGRESS_PORTS };
+            let pool = SnatSource::egress_only(addr(self.cast.egress));
             let sent = packet(self.third_pod(), self.cast.world, port, 80).headers();
             snat::translate(&sent, &Quote::NONE, maps, &pool, &owner).expect("a free port");
         }

@@ -312,7 +312,7 @@ impl Tables for MemoryMaps {
         found.map(|candidates| self.lent.candidates.lend(*candidates))
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
-        self.owned.borrow().get(&egress_id).map(|owned| {
+        self.owned.borrow().get(&egress_id).filter(|owned| owned.is_usable()).map(|owned| {
             self.used.set(Some(*owned));
             self.lent.owned.lend(*owned)
         })

@@ -1,17 +1,18 @@
 //! SNAT: the port of a flow on its egress IP (RFC 4787, RFC 5382, RFC 6056; docs/adr/0004-claim-order.md). The source
 //! port is kept if it is free and no system port; otherwise a search covers 1024..=65535 per egress IP, destination and
 //! protocol. At an egress IP that is shared with a Service, the Service's ports are never used: a client's connection
-//! could have the tuple of a pod's flow.
+//! could have the tuple of a pod's flow. At an address of the node itself, only the ports that the host leaves to NAT are
+//! used, whatever the source port.
 //!
 //! 1. The reverse key is claimed by insert-if-absent. If it exists with *this* forward tuple, it is adopted.
 //! 2. The forward key is claimed likewise. The loser removes the reverse key that it claimed, and reads the winner's.
 //! 3. That removal may hit an adopted key. So after an adoption the reverse key is claimed again, and after a removal
 //!    the forward key is read again.
 //!
-//! A protocol without ports has one NAT entry per address and destination, and none on the node's own address.
+//! A protocol without ports has one NAT entry per address and destination, and none on an address of the node itself.
 
 use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, slots};
-use crate::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple, Verdict};
+use crate::abi::{Addr, Config, Direction, NatEntry, Origin, Owned, PortRange, Tuple, Verdict};
 use crate::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, sctp};
 
 /// NAT uses no system ports.
@@ -81,6 +82,29 @@ const fn is_echo(tuple: &Tuple) -> bool {
 pub struct SnatSource {
     pub address: Addr,
     pub ports: PortRange,
+    /// The node has it itself: other ports are the host's.
+    is_nodes: bool,
+}
+
+impl SnatSource {
+    /// An egress IP that this node owns.
+    #[inline(always)]
+    pub const fn of(owned: &Owned, config: &Config) -> Self {
+        let is_nodes = owned.is_hosts();
+        Self { address: owned.address, ports: if is_nodes { config.node_ports } else { EGRESS_PORTS }, is_nodes }
+    }
+
+    /// An address that the node does not have itself.
+    #[inline(always)]
+    pub const fn egress_only(address: Addr) -> Self {
+        Self { address, ports: EGRESS_PORTS, is_nodes: false }
+    }
+
+    /// An address of the node itself.
+    #[inline(always)]
+    pub const fn of_node(address: Addr, config: &Config) -> Self {
+        Self { address, ports: config.node_ports, is_nodes: true }
+    }
 }
 
 /// Finds or creates the NAT entry of a packet from a pod; for an ICMP error, finds that of the quoted flow.
@@ -92,7 +116,11 @@ pub fn translate<'t, T: Tables>(
     pool: &SnatSource,
     owner: &NatOwner,
 ) -> Result<&'t NatEntry, Verdict> {
-    // The node's own address needs no lease.
+    // The host leaves no port to NAT.
+    if pool.ports.first == 0 {
+        return Err(Verdict::NoNodeAddress);
+    }
+    // The address of packets with the mark needs no lease.
     if owner.origin != Origin::Stack && !tables.has_lease() {
         return Err(Verdict::LeaseExpired);
     }
@@ -101,7 +129,7 @@ pub fn translate<'t, T: Tables>(
         return nat_entry.ok_or(Verdict::IcmpUnmatched);
     }
     let forward = &headers.tuple;
-    if let Some(nat_entry) = tables.nat_seen(forward, headers.of_pod()) {
+    if let Some(nat_entry) = seen(headers, tables) {
         if is_current_for(nat_entry, pool, owner) {
             return Ok(nat_entry);
         }
@@ -134,8 +162,14 @@ pub fn translate<'t, T: Tables>(
     if claim_forward(headers, tables, pool, owner, port)? == Forward::NeedsReverse {
         hold_reverse(headers, tables, pool, owner, port)?;
     }
-    let nat_entry = tables.nat_seen(forward, headers.of_pod()).ok_or(Verdict::ClaimLost)?;
+    let nat_entry = seen(headers, tables).ok_or(Verdict::ClaimLost)?;
     if nat_entry.other.daddr == pool.address { Ok(nat_entry) } else { Err(Verdict::ClaimLost) }
+}
+
+/// The NAT entry of a packet from a pod, refreshed. Out of line, because its arguments would take the frame of [`translate`].
+#[inline(never)]
+fn seen<'t, T: Tables>(headers: &Headers, tables: &'t T) -> Option<&'t NatEntry> {
+    tables.nat_seen(&headers.tuple, headers.of_pod())
 }
 
 /// The NAT entry of a pod's ICMP error about a packet that it received. The error refreshes nothing (RFC 5508 section
@@ -148,16 +182,16 @@ fn of_error<'t, T: Tables>(headers: &Headers, quote: &Quote, tables: &'t T) -> O
 }
 
 /// Whether a NAT entry has the current address of the flow and the current node of the pod. The node's tunnel endpoint
-/// or the subnet's node may have changed. The NAT port range of the node's own address may have changed too: answers to
-/// other ports belong to the host.
-#[inline(always)]
+/// or the subnet's node may have changed. The NAT port range of the node's own addresses may have changed too: answers to
+/// other ports belong to the host. Out of line for its frame.
+#[inline(never)]
 fn is_current_for(nat_entry: &NatEntry, pool: &SnatSource, owner: &NatOwner) -> bool {
     let port = nat_entry.other.dport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
     nat_entry.other.daddr == pool.address
         && nat_entry.egress_id == owner.egress_id
         && nat_entry.source_node == owner.source_node
-        && (is_listed || owner.origin != Origin::Stack)
+        && (is_listed || !pool.is_nodes)
 }
 
 // The steps are out of line, because their inlined stack frames would exceed the programs' stack.
@@ -204,7 +238,7 @@ struct Port {
 fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner: &NatOwner) -> OwnPort {
     let port = headers.tuple.sport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
-    if !is_listed && (owner.origin == Origin::Stack || headers.l4 != L4::Other) {
+    if !is_listed && (pool.is_nodes || headers.l4 != L4::Other) {
         return OwnPort::Taken;
     }
     let forward = &headers.tuple;

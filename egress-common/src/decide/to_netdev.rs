@@ -7,7 +7,7 @@
 use super::from_pod::{self, FromPod};
 use super::snat::{self, SnatSource};
 use super::{NatOwner, Tables, fragments, from_netdev, slots, to_pod};
-use crate::abi::{Addr, Class, Config, Family, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
+use crate::abi::{Addr, Class, Config, Family, NatEntry, Origin, OwnedAddr, PrefixKind, Verdict, has_node_mark};
 use crate::wire::{Headers, L4, Quote};
 
 /// Metadata of the skb.
@@ -89,8 +89,11 @@ pub fn decide<T: Tables>(headers: &mut Headers, quote: &Quote, meta: &Meta, tabl
 #[inline(never)]
 fn matches_a_foreign_nat_entry<T: Tables>(headers: &Headers, ifindex: u32, tables: &T, config: &Config) -> bool {
     let tuple = &headers.tuple;
-    let may_be = from_netdev::is_node_port(tuple.sport(), config)
-        && tuple.saddr == node_address(ifindex, headers.family, tables, config);
+    let is_translated_to = || {
+        tuple.saddr == node_address(ifindex, headers.family, tables, config)
+            || tables.owned_addr(&tuple.saddr).is_some_and(OwnedAddr::is_hosts)
+    };
+    let may_be = from_netdev::is_node_port(tuple.sport(), config) && is_translated_to();
     may_be && tables.nat_peek(&snat::reverse_key(tuple, &tuple.saddr, tuple.sport())).is_some()
 }
 
@@ -114,15 +117,16 @@ pub fn translate<'t, T: Tables>(
     config: &Config,
 ) -> Result<&'t NatEntry, Verdict> {
     let address = node_address(ifindex, headers.family, tables, config);
-    if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
+    if address == Addr::UNSPECIFIED {
         return Err(Verdict::NoNodeAddress);
     }
+    let pool = SnatSource::of_node(address, config);
     // An error by the NAT entry of the quoted packet.
     if headers.l4 != L4::IcmpError || headers.source_routed {
         slots::translatable(headers)?;
     }
     let owner = NatOwner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
-    snat::translate(headers, quote, tables, &SnatSource { address, ports: config.node_ports }, &owner)
+    snat::translate(headers, quote, tables, &pool, &owner)
 }
 
 /// Whether an entry of `pods` may decide about the packet. A wrong entry for an address of this node, an egress IP or
@@ -201,7 +205,7 @@ fn guard_foreign<T: Tables>(headers: &Headers, tables: &T, config: &Config) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{Direction, NODE_MARK, OnUnknownPod, PodEntry, WhenEmpty};
+    use crate::abi::{Direction, NODE_MARK, OnUnknownPod, Owned, PodEntry, WhenEmpty};
     use crate::decide::cast::{FURTHER, ID, UPLINK, both};
     use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
     use crate::decide::packets::{FrameFields, packet};
@@ -337,6 +341,24 @@ mod tests {
                 let next = if port == config.node_ports.last { port - 1 } else { port + 1 };
                 assert_eq!(verdict(maps, &masqueraded(next, 53)), Verdict::NotOurs);
             }
+        });
+    }
+
+    /// A rule of the host may translate to any address that it has.
+    #[test]
+    fn a_translated_packet_does_not_match_a_flow_of_an_egress_ip_of_the_host() {
+        both(|cast, maps| {
+            let config = maps.config.get();
+            let owned = Owned::new(ID, addr(cast.known_pod), UPLINK, [2, 0, 0, 0, 0, 1], 1500).hosts(ID);
+            maps.put_owned(ID, owned);
+            let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: ID };
+            let sent = packet(cast.pod, cast.world, 4000, 53).headers();
+            let made = snat::translate(&sent, &Quote::NONE, maps, &SnatSource::of(&owned, &config), &owner);
+            let port = made.expect("a free port").other.dport();
+            let translated = |port| packet(cast.known_pod, cast.world, port, 53);
+            assert_eq!(verdict(maps, &translated(port)), Verdict::PortTaken);
+            let next = if port == config.node_ports.last { port - 1 } else { port + 1 };
+            assert_ne!(verdict(maps, &translated(next)), Verdict::PortTaken);
         });
     }
 

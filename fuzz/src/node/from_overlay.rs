@@ -65,7 +65,7 @@ impl ModelNode {
         owned: &Owned,
         owner: &NatOwner,
     ) -> Result<PacketOutcome, TooBig> {
-        let pool = SnatSource { address: owned.address, ports: snat::EGRESS_PORTS };
+        let pool = SnatSource::of(owned, &self.config());
         let nat_entry = match snat::translate(headers, quote, &self.maps, &pool, owner) {
             Ok(nat_entry) => *nat_entry,
             Err(verdict) => {

@@ -4,26 +4,29 @@
 //! with it. Of several, one whose node can serve it comes first, then the oldest. A reserved address
 //! ([`crate::model::reserved`]) has no claimant.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use crate::allocation::Claim;
 use crate::allocation::hosts::Hosts;
+use crate::model::policy::AddressUse;
 use crate::model::reserved::{Reservations, Reserved};
 
 /// The policy that each address belongs to, determined before any address is placed.
 #[derive(Debug)]
 pub(super) struct Claimants<'a> {
-    reserved: &'a Reservations,
+    reserved: &'a ReservedAddresses,
     /// The rank of the policy.
     policies: HashMap<IpAddr, usize>,
 }
 
 impl<'a> Claimants<'a> {
-    pub(super) fn new(reserved: &'a Reservations, claims: &[Claim<'_>], hosts: &Hosts<'_>) -> Self {
+    pub(super) fn new(reserved: &'a ReservedAddresses, claims: &[Claim<'_>], hosts: &Hosts<'_>) -> Self {
         let (mut serving, mut away) = (HashMap::with_capacity(claims.len()), Vec::new());
+        let may_have = |claim: &Claim<'_>, address: &IpAddr| reserved.may_have(claim.policy.address_use, *address);
         for (rank, claim) in claims.iter().enumerate() {
-            for (address, node) in claim.items.iter().filter(|(address, _)| claim.lists(address)) {
+            let items = claim.items.iter().filter(|(address, _)| claim.lists(address) && may_have(claim, address));
+            for (address, node) in items {
                 if hosts.index(node).is_some_and(|node| hosts.can_host(node, claim.policy, *address)) {
                     serving.entry(*address).or_insert(rank);
                 } else {
@@ -31,13 +34,14 @@ impl<'a> Claimants<'a> {
                 }
             }
         }
-        let listing =
-            claims.iter().enumerate().flat_map(|(rank, claim)| claim.addresses.iter().map(move |a| (*a, rank)));
+        let listing = claims.iter().enumerate().flat_map(|(rank, claim)| {
+            let addresses = claim.addresses.iter().filter(|address| may_have(claim, address));
+            addresses.map(move |address| (*address, rank))
+        });
         let mut policies = serving;
         for (address, rank) in away.into_iter().chain(listing) {
             policies.entry(address).or_insert(rank);
         }
-        policies.retain(|address, _| reserved.of(*address).is_none());
         Self { reserved, policies }
     }
 
@@ -46,8 +50,28 @@ impl<'a> Claimants<'a> {
         self.policies.get(&address).copied()
     }
 
-    /// Why the address has no claimant.
-    pub(super) fn reserved(&self, address: IpAddr) -> Option<&'a Reserved> {
-        self.reserved.of(address)
+    /// Why no policy of this kind may have the address.
+    pub(super) fn reserved(&self, address_use: AddressUse, address: IpAddr) -> Option<&'a Reserved> {
+        self.reserved.reason(address_use, address)
+    }
+}
+
+/// Which addresses policies may have. Those that nodes have themselves are for the policies that use them as such, and
+/// such policies have no others.
+#[derive(Debug)]
+pub(super) struct ReservedAddresses {
+    pub(super) reserved: Reservations,
+    pub(super) of_nodes: HashSet<IpAddr>,
+}
+
+impl ReservedAddresses {
+    fn reason(&self, address_use: AddressUse, address: IpAddr) -> Option<&Reserved> {
+        let is_exempt = |reason: &&Reserved| address_use == AddressUse::OfHost && matches!(reason, Reserved::Node(_));
+        self.reserved.of(address).filter(|reason| !is_exempt(reason))
+    }
+
+    fn may_have(&self, address_use: AddressUse, address: IpAddr) -> bool {
+        self.reason(address_use, address).is_none()
+            && (address_use != AddressUse::OfHost || self.of_nodes.contains(&address))
     }
 }

@@ -51,6 +51,10 @@ pub(super) struct Hosts<'a> {
     class_by_networks: BTreeMap<NetworkClass<'a>, ClassIndex>,
     /// By the named nodes.
     class_by_names: BTreeMap<Option<&'a BTreeSet<String>>, ClassIndex>,
+    /// Of addresses that nodes have themselves.
+    class_by_address: BTreeMap<(&'a NodeSelectors, IpAddr), ClassIndex>,
+    /// The nodes that have these addresses, if a policy uses such ones.
+    having: BTreeMap<IpAddr, Vec<NodeIndex>>,
 }
 
 impl<'a> Hosts<'a> {
@@ -72,6 +76,13 @@ impl<'a> Hosts<'a> {
         let drained = indices(&|_, node| node.drained);
         let impaired = indices(&|_, node| node.is_impaired());
         let takes_no_new = indices(&|name, node| node.drained || inputs.absent.contains(name));
+        let uses_own = |policy: &EgressPolicy| matches!(policy.eligible_nodes, EligibleNodes::Having(_));
+        let mut having = BTreeMap::<IpAddr, Vec<NodeIndex>>::new();
+        if inputs.policies.values().any(|policy| uses_own(policy)) {
+            for (index, (_, node)) in nodes.iter().enumerate() {
+                node.own_addresses().for_each(|own| having.entry(own).or_default().push(index));
+            }
+        }
         let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
         Self {
             nodes,
@@ -83,6 +94,8 @@ impl<'a> Hosts<'a> {
             classes: Vec::new(),
             class_by_networks: BTreeMap::new(),
             class_by_names: BTreeMap::new(),
+            class_by_address: BTreeMap::new(),
+            having,
         }
     }
 
@@ -118,8 +131,29 @@ impl<'a> Hosts<'a> {
     pub(super) fn class(&mut self, policy: &'a EgressPolicy, address: IpAddr) -> ClassIndex {
         match &policy.eligible_nodes {
             EligibleNodes::One(names) => self.class_of_named(names.as_ref()),
+            EligibleNodes::Having(selectors) => self.class_of_own(&policy.eligible_nodes, selectors, address),
             eligible => self.class_by_network(eligible, address),
         }
+    }
+
+    /// The address by which a node is known in the cluster is that node's, whichever others list it.
+    fn class_of_own(&mut self, eligible: &EligibleNodes, selectors: &'a NodeSelectors, address: IpAddr) -> ClassIndex {
+        let key = (selectors, address);
+        if let Some(class) = self.class_by_address.get(&key) {
+            return *class;
+        }
+        let mut nodes = self.having.get(&address).cloned().unwrap_or_default();
+        let is_known_by = |node: &NodeIndex| self.nodes[*node].1.primary.iter().any(|own| own.addr() == address);
+        if nodes.iter().any(is_known_by) {
+            nodes.retain(is_known_by);
+        }
+        nodes.retain(|node| eligible.has(self.nodes[*node].1));
+        nodes.retain(|node| !self.takes_no_new.contains(node) && self.can_send(*node, address));
+        nodes.dedup();
+        self.classes.push(AddressClass { nodes });
+        let class = self.classes.len() - 1;
+        self.class_by_address.insert(key, class);
+        class
     }
 
     fn class_of_named(&mut self, names: Option<&'a BTreeSet<String>>) -> ClassIndex {
@@ -138,7 +172,7 @@ impl<'a> Hosts<'a> {
     fn class_by_network(&mut self, eligible: &'a EligibleNodes, address: IpAddr) -> ClassIndex {
         let selectors = match eligible {
             EligibleNodes::Selected(selectors) => Some(selectors),
-            EligibleNodes::Labelled | EligibleNodes::One(_) => None,
+            EligibleNodes::Labelled | EligibleNodes::One(_) | EligibleNodes::Having(_) => None,
         };
         let networks = self.networks.containing(address);
         let mut nodes = self.networks.nodes(&networks);

@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::allocation::claimants::Claimants;
+use crate::allocation::claimants::{Claimants, ReservedAddresses};
 use crate::allocation::hosts::{Hosts, NodeIndex};
 use crate::allocation::matching::{Matching, NodeLoad};
 pub use crate::allocation::object_assignment::{EntryStatus, HostObstacle, ObjectAssignment};
@@ -170,7 +170,7 @@ pub fn assign(inputs: &AssignmentInputs<'_>) -> Assignment {
 /// Services take no address from a policy that has it, and their authors (`spec.externalIPs`) take none from any
 /// policy: otherwise a policy would lose its address whenever it has no node for a moment. Only addresses that the
 /// cluster assigned to Services are reserved.
-fn reservations(inputs: &AssignmentInputs<'_>, claims: &[Claim<'_>]) -> Reservations {
+fn reservations(inputs: &AssignmentInputs<'_>, claims: &[Claim<'_>]) -> ReservedAddresses {
     let mut services: BTreeSet<IpAddr> = inputs.services.given().collect();
     if !services.is_empty() {
         let shown: BTreeSet<IpAddr> =
@@ -180,7 +180,10 @@ fn reservations(inputs: &AssignmentInputs<'_>, claims: &[Claim<'_>]) -> Reservat
         services.retain(|address| !shown.contains(address) && !shared.contains(address));
     }
     let nodes = inputs.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
-    Reservations::new(nodes, inputs.networks, services, None)
+    let reserved = Reservations::new(nodes, inputs.networks, services, None);
+    let uses_them = claims.iter().any(|claim| claim.policy.address_use == AddressUse::OfHost);
+    let of_nodes = inputs.nodes.values().filter(|_| uses_them).flat_map(|node| node.own_addresses()).collect();
+    ReservedAddresses { reserved, of_nodes }
 }
 
 /// An address that a policy's status shows and that could not be placed is free for others, as it will be once the

@@ -170,7 +170,7 @@ impl EntryStatuses<'_, '_> {
         if let Some(node) = self.node(rank, address) {
             return EntryStatus::Assigned { node };
         }
-        match self.claimants.reserved(address) {
+        match self.claimants.reserved(self.claims[rank].policy.address_use, address) {
             Some(Reserved::Node(node)) => return EntryStatus::Conflict { node: node.to_string() },
             Some(reason) => return EntryStatus::Reserved(reason.clone()),
             None => {}

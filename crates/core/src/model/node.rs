@@ -246,6 +246,17 @@ impl Node {
         addresses
     }
 
+    /// The addresses on its interfaces, without those in pod subnets, as management ports have.
+    pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let all = self.primary.iter().chain(&self.host_cidrs).map(IpNet::addr);
+        all.filter(|address| !self.pod_subnets.iter().any(|subnet| subnet.contains(address)))
+    }
+
+    /// Whether one of its interfaces has the address.
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.own_addresses().any(|own| own == address)
+    }
+
     /// Addresses that the Node object lists.
     pub fn listed_addresses(&self) -> BTreeSet<IpAddr> {
         let networks = self.primary.iter().chain(&self.host_cidrs).map(IpNet::addr);

@@ -16,8 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::node::Node;
 use crate::model::selector::Selector;
-
-use crate::model::state::{EgressIds, Family, family_of};
+use crate::model::state::{EgressIds, Family, SharedWith, family_of};
 use crate::model::view::{CreationTimestamp, Reading, Update};
 
 /// One entry of `status.items`, as written.
@@ -153,6 +152,18 @@ pub enum AddressUse {
     EgressOnly,
     /// They are addresses of a Service too: see [`KernelState::shared`](crate::model::state::KernelState::shared).
     OfService,
+    /// They are addresses that nodes have themselves, likewise.
+    OfHost,
+}
+
+impl AddressUse {
+    pub const fn shared_with(self) -> Option<SharedWith> {
+        match self {
+            Self::EgressOnly => None,
+            Self::OfService => Some(SharedWith::Service),
+            Self::OfHost => Some(SharedWith::Host),
+        }
+    }
 }
 
 // Arrays with a value of each kind are indexed by the kind.
@@ -262,6 +273,8 @@ pub enum EligibleNodes {
     /// Any of these nodes with a network that contains the address, whether or not they have the label. Each address has
     /// a node of its own.
     Selected(NodeSelectors),
+    /// Any of these nodes that has the address itself. Each address has a node of its own.
+    Having(NodeSelectors),
 }
 
 /// Selects the nodes that match all of them; without one, all nodes.
@@ -273,23 +286,33 @@ impl EligibleNodes {
         matches!(self, Self::One(_))
     }
 
-    /// Whether the node is among them, apart from its networks.
+    /// Whether the node is among them, apart from its networks and addresses.
     pub fn has(&self, node: &Node) -> bool {
         match self {
             Self::Labelled => node.assignable,
             Self::One(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
-            Self::Selected(selectors) => select(selectors, node),
+            Self::Selected(selectors) | Self::Having(selectors) => select(selectors, node),
         }
     }
 
     /// Whether the node can host the address.
     pub fn can_host(&self, node: &Node, address: IpAddr) -> bool {
-        self.has(node) && (self.is_one() || node.hosts(address))
+        self.has(node)
+            && match self {
+                Self::One(_) => true,
+                Self::Having(_) => node.has(address),
+                Self::Labelled | Self::Selected(_) => node.hosts(address),
+            }
     }
 
     /// As [`Self::can_host`], where a node with unknown networks might.
     pub fn might_host(&self, node: &Node, address: IpAddr) -> bool {
-        self.has(node) && (self.is_one() || node.may_host(address))
+        self.has(node)
+            && match self {
+                Self::One(_) => true,
+                Self::Having(_) => node.has(address),
+                Self::Labelled | Self::Selected(_) => node.may_host(address),
+            }
     }
 }
 
@@ -306,6 +329,8 @@ pub struct EgressNodes {
     named: BTreeSet<String>,
     /// By which policies select nodes: many policies have the same.
     selected: BTreeSet<NodeSelectors>,
+    /// The addresses that nodes have themselves, by which policies select these nodes.
+    having: BTreeMap<NodeSelectors, BTreeSet<IpAddr>>,
 }
 
 impl EgressNodes {
@@ -321,6 +346,9 @@ impl EgressNodes {
                         nodes.selected.insert(selectors.clone());
                     }
                 }
+                EligibleNodes::Having(selectors) => {
+                    nodes.having.entry(selectors.clone()).or_default().extend(policy.addresses());
+                }
             }
         }
         nodes
@@ -329,7 +357,11 @@ impl EgressNodes {
     /// Whether the node has the label, or is among those of a policy.
     pub fn has(&self, node: &Node) -> bool {
         let is_selected = || self.selected.iter().any(|selectors| select(selectors, node));
-        node.assignable || self.all || self.named.contains(&node.name) || is_selected()
+        let has_one = || {
+            let mut having = self.having.iter().filter(|(selectors, _)| select(selectors, node));
+            having.any(|(_, addresses)| node.own_addresses().any(|own| addresses.contains(&own)))
+        };
+        node.assignable || self.all || self.named.contains(&node.name) || is_selected() || has_one()
     }
 }
 

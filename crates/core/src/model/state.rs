@@ -260,7 +260,16 @@ pub struct HandoverState {
     /// The other node.
     pub peer: TunnelEndpoint,
     /// As in [`KernelState::shared`].
-    pub is_shared: bool,
+    pub shared_with: Option<SharedWith>,
+}
+
+/// What else an egress IP is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedWith {
+    /// A Service, whose provider announces it and leads the Service's traffic to the node.
+    Service,
+    /// The node itself, which has it on an interface: NAT uses the ports that the host leaves to it.
+    Host,
 }
 
 /// Where an assigned address is served, seen from this node.
@@ -318,9 +327,9 @@ pub struct KernelState {
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: AddressByPolicy,
-    /// Those of `owned` that Services have too. Their providers announce them and lead the Services' traffic here: this
-    /// node answers for none of them, and leaves packets that belong to no flow of a pod to the host's stack.
-    pub shared: BTreeSet<EgressId>,
+    /// Those of `owned` that Services or the node itself have too. The Services' providers announce them, or the host does: the
+    /// programs answer for none of them, and leave packets that belong to no flow of a pod to the host's stack.
+    pub shared: BTreeMap<EgressId, SharedWith>,
     /// Hand-overs of this node.
     pub handovers: BTreeMap<EgressId, HandoverState>,
     pub cluster: BTreeMap<IpNet, Prefix>,
@@ -392,7 +401,7 @@ impl KernelState {
 
     /// Whether this node owns the address that the policy should have here, in the way that it should.
     pub fn has_claim(&self, id: EgressId, desired: &Self) -> bool {
-        let of = |state: &Self| state.owned.get(&id).map(|address| (*address, state.shared.contains(&id)));
+        let of = |state: &Self| state.owned.get(&id).map(|address| (*address, state.shared.get(&id).copied()));
         of(self).is_some() && of(self) == of(desired)
     }
 
@@ -423,9 +432,9 @@ impl KernelState {
                 self.owned.insert(*id, *address);
                 self.shared.remove(id);
             }
-            Action::Share(id, address) => {
+            Action::Share(id, address, with) => {
                 self.owned.insert(*id, *address);
-                self.shared.insert(*id);
+                self.shared.insert(*id, *with);
             }
             Action::Disown(id, address) => {
                 self.give_up(*id);
@@ -488,8 +497,8 @@ pub enum Action {
     RemovePrefix(IpNet),
     /// Claim the address (after a probe), answer for it, announce it and translate.
     Own(EgressId, IpAddr),
-    /// Claim an address that a Service has too ([`KernelState::shared`]): translate, and nothing else.
-    Share(EgressId, IpAddr),
+    /// Claim an address that a Service or the node has too ([`KernelState::shared`]): translate, and nothing else.
+    Share(EgressId, IpAddr, SharedWith),
     /// Stop answering and translating for the address of this object, also by a hand-over.
     Disown(EgressId, IpAddr),
     /// Prepare to take the address over, or hand it over and forward later packets to the new node. One step, after

@@ -15,9 +15,8 @@ use std::sync::Arc;
 
 use crate::model::ledger::{HandOver, Ledger};
 use crate::model::node::{Given, Node, Prepared};
-use crate::model::policy::AddressUse;
 use crate::model::state::family_of;
-use crate::model::state::{EgressId, HandoverStage, HandoverState, KernelState, Place, TunnelEndpoint};
+use crate::model::state::{EgressId, HandoverStage, HandoverState, KernelState, Place, SharedWith, TunnelEndpoint};
 use crate::model::view::ClusterView;
 use crate::ownership::node_ownership::NodeOwnership;
 
@@ -94,14 +93,16 @@ pub fn handovers(
     actual: &KernelState,
 ) -> BTreeMap<EgressId, HandoverState> {
     let mut all = BTreeMap::new();
+    // The host's own packets would move along, so an address of the host is given up instead.
+    let moves = |id: EgressId| shared_with(view, id) != Some(SharedWith::Host);
     let endpoint = |node: &str| view.nodes.get(node).and_then(|node| node.endpoint());
     for (address, record) in leaving(ownership).filter(|(address, record)| is_ready(view, address, record)) {
         let Some(peer) = record.to.as_deref().and_then(endpoint) else { continue };
         let Some(id) = served_for(desired, *address, peer) else { continue };
         // A released address is not taken back to forward it.
-        if actual.owned.get(&id) == Some(address) {
-            let is_shared = actual.shared.contains(&id);
-            all.insert(id, HandoverState { stage: HandoverStage::Leaving, address: *address, peer, is_shared });
+        if actual.owned.get(&id) == Some(address) && moves(id) {
+            let shared_with = actual.shared.get(&id).copied();
+            all.insert(id, HandoverState { stage: HandoverStage::Leaving, address: *address, peer, shared_with });
         }
     }
     for (address, id, handover) in handed_over(ownership, actual) {
@@ -114,24 +115,23 @@ pub fn handovers(
         let Some(id) = served_for(desired, *address, peer) else { continue };
         // A node has one address of a policy at a time.
         let is_free = |state: &KernelState| state.owned.get(&id).is_none_or(|owned| owned == address);
-        if is_free(desired) && is_free(actual) {
+        if is_free(desired) && is_free(actual) && moves(id) {
             let is_given = |from: &Arc<Node>| {
                 let to = from.given.get(address).map(String::as_str);
                 from.released.get(address) == Some(&record.number) && to == Some(ownership.node_name())
             };
             let is_open = view.nodes.get(&record.from).is_some_and(is_given);
             let stage = if is_open { HandoverStage::Open } else { HandoverStage::Arriving };
-            let is_shared = is_shared(view, id);
-            all.insert(id, HandoverState { stage, address: *address, peer, is_shared });
+            let shared_with = shared_with(view, id);
+            all.insert(id, HandoverState { stage, address: *address, peer, shared_with });
         }
     }
     all
 }
 
-/// Whether the policy's address is a Service's too.
-fn is_shared(view: &ClusterView, id: EgressId) -> bool {
-    let mut policies = view.policies.values().filter(|policy| policy.published.ids.contains(id));
-    policies.any(|policy| policy.address_use == AddressUse::OfService)
+/// What else the policy's address is used for.
+fn shared_with(view: &ClusterView, id: EgressId) -> Option<SharedWith> {
+    view.policies.values().find(|policy| policy.published.ids.contains(id))?.address_use.shared_with()
 }
 
 /// The policy that the address serves, on this node or on the other one.

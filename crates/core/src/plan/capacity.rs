@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(desired.policy.keys().copied().collect::<Vec<_>>(), [key(1), key(2)]);
         // The same for addresses that this node takes over, also when an agent starts during the hand-over.
         let peer = TunnelEndpoint(ip("172.18.0.3"));
-        let taken = HandoverState { stage: HandoverStage::Open, address: ip("172.18.0.101"), peer, is_shared: false };
+        let taken = HandoverState { stage: HandoverStage::Open, address: ip("172.18.0.101"), peer, shared_with: None };
         let held = KernelState {
             policy: BTreeMap::from([(key(3), policy)]),
             handovers: BTreeMap::from([(EgressId(4), taken)]),

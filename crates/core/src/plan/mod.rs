@@ -259,7 +259,7 @@ impl Planner<'_> {
             let is_held =
                 handover.stage == HandoverStage::Leaving && self.state.owned.get(id) == Some(&handover.address);
             if is_held || self.state.handovers.get(id) != Some(handover) {
-                if handover.is_shared {
+                if handover.shared_with.is_some() {
                     self.put_ports(handover.address);
                 }
                 self.push(Action::PutHandover(*id, *handover));
@@ -305,11 +305,9 @@ impl Planner<'_> {
     }
 
     fn claim(&mut self, id: EgressId, address: IpAddr) {
-        if !self.desired.shared.contains(&id) {
-            return self.push(Action::Own(id, address));
-        }
+        let Some(with) = self.desired.shared.get(&id) else { return self.push(Action::Own(id, address)) };
         self.put_ports(address);
-        self.push(Action::Share(id, address));
+        self.push(Action::Share(id, address, *with));
     }
 
     /// The ports of Services at a shared address, before it is used: no flow of a pod gets one of them, and no packet to
@@ -392,6 +390,7 @@ impl Planner<'_> {
             let (had, has) = (self.actual.policies_of(*address), self.desired.policies_of(*address));
             let lost = had.lost_with(&has);
             if !lost.of.is_disjoint(&growing) {
+                // An agent that starts while the pod is parked cuts its other flows too, since it cannot know them.
                 let park = Action::PutPod(*address, PodState::Selected(NOT_NUMBERED));
                 parted.enter(*address, vec![park, Action::CutPodFlows(*address, lost)]);
             }

@@ -7,7 +7,7 @@ use egress_common::random::Random;
 
 use super::*;
 use crate::model::samples::{ip, net};
-use crate::model::state::{ClassPolicies, NodeAddress, PodOwner, Prefix, PrefixKind, TunnelEndpoint};
+use crate::model::state::{ClassPolicies, NodeAddress, PodOwner, Prefix, PrefixKind, SharedWith, TunnelEndpoint};
 
 /// What may happen to a new flow of a pod to the outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +84,8 @@ pub fn random_state(random: &mut Random) -> KernelState {
         }
         if here {
             state.owned.insert(id, address);
-            state.shared.extend((random.below(3) == 0).then_some(id));
+            let with = if random.one_in(2) { SharedWith::Service } else { SharedWith::Host };
+            state.shared.extend((random.below(3) == 0).then_some((id, with)));
         }
         policy.slots.push(Slot { address, place: if here { Place::Here } else { remote } });
     }
@@ -158,8 +159,8 @@ pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
     }
     let owned: BTreeSet<_> = now.owned.values().collect();
     assert_eq!(owned.len(), now.owned.len(), "two objects own one address");
-    for id in &now.shared {
-        let has = |state: &KernelState| state.owned.get(id) == now.owned.get(id) && state.shared.contains(id);
+    for (id, with) in &now.shared {
+        let has = |state: &KernelState| state.owned.get(id) == now.owned.get(id) && state.shared.get(id) == Some(with);
         assert!(has(old) || has(new), "{id:?} is shared in neither state");
     }
     for ((id, _), policy) in &now.policy {
@@ -173,7 +174,7 @@ pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
 /// Invariants of single actions.
 pub fn check_action(now: &KernelState, action: &Action, cut: &BTreeSet<(EgressId, IpAddr)>, old: &KernelState) {
     match action {
-        Action::Own(id, address) | Action::Share(id, address) => {
+        Action::Own(id, address) | Action::Share(id, address, _) => {
             assert!(!now.owned.contains_key(id), "{id:?} must give up its address first");
             assert!(!now.owned.values().any(|owned| owned == address), "{address} is still owned");
         }

@@ -54,7 +54,7 @@ impl KernelEntry {
             Action::Expose(address, port) => Self::Exposed(*address, *port),
             Action::PutPolicy(id, family, _) => Self::Policy(*id, *family),
             Action::PutClass(class, _) => Self::Class(*class),
-            Action::Own(id, _) | Action::Share(id, _) => Self::Claim(*id),
+            Action::Own(id, _) | Action::Share(id, ..) => Self::Claim(*id),
             Action::PutHandover(id, _) => Self::Moving(*id),
             Action::PutPrefix(prefix, _) => Self::Prefix(*prefix),
             Action::PutNode(address, _) => Self::Node(*address),

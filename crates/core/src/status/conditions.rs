@@ -7,7 +7,9 @@ use ipnet::IpNet;
 
 use crate::allocation::{EntryStatus, Nodes, ObjectAssignment};
 use crate::keys;
-use crate::model::policy::{EgressPolicy, PolicyKey, PolicyPart, Unreadable, listed_family, parse_egress_ip};
+use crate::model::policy::{
+    EgressPolicy, EligibleNodes, PolicyKey, PolicyPart, Unreadable, listed_family, parse_egress_ip,
+};
 use crate::model::state::Family;
 use crate::model::state::family_of;
 use crate::text::{listed, quoted};
@@ -135,8 +137,15 @@ impl ClusterContext {
         Self { networks, node_address_serves }
     }
 
-    fn no_network(&self) -> String {
+    /// Why no node can host an address.
+    fn no_node(&self, eligible: &EligibleNodes) -> String {
         let label = keys::ASSIGNABLE;
+        match eligible {
+            EligibleNodes::Labelled => {}
+            EligibleNodes::One(_) => return "no node may host it".to_owned(),
+            EligibleNodes::Selected(_) => return "no node that is selected for it has a network for it".to_owned(),
+            EligibleNodes::Having(_) => return "no node that is selected for it has it on an interface".to_owned(),
+        }
         match &self.networks {
             None => format!("no node has the label {label}"),
             Some(networks) if networks.is_empty() => {
@@ -196,7 +205,7 @@ fn assigned(policy: &EgressPolicy, outcome: &ObjectAssignment, cluster: &Cluster
         () => Reason::InvalidEgressIP,
     };
     let mut causes: Vec<String> = spec_problems(policy).map(|(_, message)| message).collect();
-    causes.extend(outcome.entries.iter().filter_map(|(entry, status)| cause(entry, status, cluster)));
+    causes.extend(outcome.entries.iter().filter_map(|(entry, status)| cause(policy, (entry, status), cluster)));
     if outcome.entries.is_empty() {
         causes.push("spec.egressIPs is empty".to_owned());
     }
@@ -289,7 +298,7 @@ fn spec_problems(policy: &EgressPolicy) -> impl Iterator<Item = (Reason, String)
     })
 }
 
-fn cause(entry: &str, status: &EntryStatus, cluster: &ClusterContext) -> Option<String> {
+fn cause(policy: &EgressPolicy, (entry, status): (&str, &EntryStatus), cluster: &ClusterContext) -> Option<String> {
     let entry = quoted(entry, MAX_ENTRY_BYTES);
     Some(match status {
         EntryStatus::Assigned { .. } => return None,
@@ -305,7 +314,7 @@ fn cause(entry: &str, status: &EntryStatus, cluster: &ClusterContext) -> Option<
         EntryStatus::Conflict { node } => format!("{entry} is an address of node {node}"),
         EntryStatus::Reserved(reason) => format!("{entry} {reason}"),
         EntryStatus::Taken { policy, .. } => format!("{entry} belongs to {policy}"),
-        EntryStatus::NoNode => format!("{entry}: {}", cluster.no_network()),
+        EntryStatus::NoNode => format!("{entry}: {}", cluster.no_node(&policy.eligible_nodes)),
         EntryStatus::NotReady { node, why } => format!("{entry}: node {node}, which could host it, {why}"),
         EntryStatus::Drained { node } => format!("{entry}: node {node}, which could host it, is drained"),
         EntryStatus::NoCapacity => {
@@ -337,7 +346,9 @@ pub fn events(policy: &EgressPolicy, outcome: &ObjectAssignment, eligible: usize
         )
     };
     let waiting = outcome.entries.iter().any(|(_, status)| is_waiting(status));
-    if items.is_empty() && eligible == 0 {
+    // Other policies need no label.
+    let needs_label = policy.eligible_nodes == EligibleNodes::Labelled;
+    if items.is_empty() && eligible == 0 && needs_label {
         let label = keys::ASSIGNABLE;
         let message = format!("no assignable nodes for {subject}, please tag at least one node with label: {label}");
         events.insert(ObjectEvent { reason: "NoMatchingNodeFound", message });
@@ -350,7 +361,8 @@ pub fn events(policy: &EgressPolicy, outcome: &ObjectAssignment, eligible: usize
         );
         events.insert(ObjectEvent { reason: "NoMatchingNodeFound", message });
     } else if waiting {
-        let message = format!("Not all egress IPs for {subject} could be assigned, please tag more nodes");
+        let advice = if needs_label { ", please tag more nodes" } else { "" };
+        let message = format!("Not all egress IPs for {subject} could be assigned{advice}");
         events.insert(ObjectEvent { reason: "UnassignedRequest", message });
     }
     events

@@ -65,6 +65,8 @@ pub struct NodeFacts {
     pub neighbours: BTreeMap<(u32, IpAddr), Mac>,
     /// The uplink and the other interfaces that can host egress IPs.
     pub interfaces: Vec<EgressInterface>,
+    /// The addresses in use on all interfaces.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 impl NodeFacts {

@@ -22,7 +22,7 @@ use egress_core::plan::executor::DataplaneError;
 const NOTED_NS: u64 = 500_000_000;
 
 pub fn put(state: &mut State, id: EgressId, handover: HandoverState) -> Result<(), DataplaneError> {
-    let HandoverState { stage, address, peer, is_shared } = handover;
+    let HandoverState { stage, address, peer, shared_with } = handover;
     let owned = entry(state, id, &handover)?;
     let before = state.maps.handovers.get(&id.0).map_err(kernel("read map handovers"))?;
     // Ends an earlier hand-over of the same policy, which no other action ends.
@@ -40,7 +40,7 @@ pub fn put(state: &mut State, id: EgressId, handover: HandoverState) -> Result<(
         let given_up = state.with_decisions_suspended(|maps| maps.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
         // Ends the announcements. After the step, because a busy kernel may be slow to change a filter.
-        if !is_shared {
+        if shared_with.is_none() {
             state.claims.leave(owned.ifindex, address);
         }
         info!(%address, id = id.0, "egress IP is no longer served here");
@@ -58,8 +58,8 @@ fn entry(state: &State, id: EgressId, handover: &HandoverState) -> Result<Owned,
         }
     }
     let no_interface = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
-    let interface = state.interface_of_owned(handover.address, handover.is_shared).ok_or_else(no_interface)?;
-    Ok(convert::owned(id, handover.address, interface, handover.is_shared))
+    let interface = state.interface_of_owned(handover.address, handover.shared_with).ok_or_else(no_interface)?;
+    Ok(convert::owned(id, handover.address, interface, handover.shared_with))
 }
 
 pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {

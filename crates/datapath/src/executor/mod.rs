@@ -35,7 +35,7 @@ use egress_core::model::lease::SharedLease;
 use egress_core::model::node::{Mac, mac_text};
 use egress_core::model::reserved::Reserved;
 use egress_core::model::state::{
-    Action, EgressId, HandoverStage, HandoverState, KernelState, PodOwner, PodState, Policy,
+    Action, EgressId, HandoverStage, HandoverState, KernelState, PodOwner, PodState, Policy, SharedWith,
 };
 use egress_core::networks::RoutedNetworks;
 use egress_core::plan::executor::{AddressClaim, DataplaneError, Executor, Expected};
@@ -95,10 +95,15 @@ impl Executor for Dataplane {
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         match action {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
-            Action::Share(id, address) => egress_supervise::blocking(|| share(&self.shared, *id, *address)),
+            Action::Share(id, address, with) => {
+                egress_supervise::blocking(|| share(&self.shared, *id, (*address, *with)))
+            }
             Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
             Action::CutOrphans => walk(&self.shared, cut_orphans).await,
-            Action::PutHandover(_, HandoverState { stage: HandoverStage::Arriving, address, is_shared: false, .. }) => {
+            Action::PutHandover(
+                _,
+                HandoverState { stage: HandoverStage::Arriving, address, shared_with: None, .. },
+            ) => {
                 probe_early(&self.shared, *address);
                 egress_supervise::blocking(|| write(&self.shared, action))
             }
@@ -322,7 +327,7 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     // The interface may have been replaced during the probe.
     let interface = state.interface_of(address).ok_or_else(no_interface)?;
     state.claims.join(interface, address);
-    if let Err(error) = state.write_owned(id, convert::owned(id, address, interface, false)) {
+    if let Err(error) = state.write_owned(id, convert::owned(id, address, interface, None)) {
         state.claims.leave(interface.index, address);
         return Err(refused("owned", state.maps.owned.limit(), error));
     }
@@ -335,13 +340,13 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     Ok(())
 }
 
-/// Claims an address that a Service has too. Its provider announces it, on this node or elsewhere, so a probe would find
-/// that announcer.
-fn share(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+/// Claims an address that a Service or this node has too. Its provider announces it, on this node or elsewhere, or the host
+/// does, so a probe would find that announcer.
+fn share(shared: &Shared, id: EgressId, (address, with): (IpAddr, SharedWith)) -> Result<(), DataplaneError> {
     let mut state = shared.state();
     let held = state.maps.owned.get(&id.0).map_err(kernel("read map owned"))?;
-    let interface = state.interface_of_owned(address, true).ok_or_else(no_interface)?;
-    let owned = convert::owned(id, address, interface, true);
+    let interface = state.interface_of_owned(address, Some(with)).ok_or_else(no_interface)?;
+    let owned = convert::owned(id, address, interface, Some(with));
     if held == Some(owned) {
         return Ok(());
     }
@@ -350,7 +355,10 @@ fn share(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Dataplane
     let ended = former.map_or(Ok(()), |former| disown(&mut state, id, former));
     state.raise_decisions().map_err(kernel("write map config"))?;
     ended?;
-    info!(%address, id = id.0, "egress IP is served here, and shared with a Service");
+    match with {
+        SharedWith::Service => info!(%address, id = id.0, "egress IP is served here, and shared with a Service"),
+        SharedWith::Host => info!(%address, id = id.0, "egress IP is served here, which the node has itself"),
+    }
     Ok(())
 }
 

@@ -68,7 +68,7 @@ pub fn held(state: &State) -> Result<KernelState, DataplaneError> {
     let mut held = KernelState::default();
     let see = |id: &u32, entry: &Owned| {
         held.owned.insert(EgressId(*id), entry.address.to_ip());
-        held.shared.extend(entry.is_shared().then_some(EgressId(*id)));
+        held.shared.extend(convert::shared_with(entry).map(|with| (EgressId(*id), with)));
     };
     state.maps.owned.for_each(see).map_err(kernel("read map owned"))?;
     let see = |id: &u32, entry: &abi::HandoverEntry| {

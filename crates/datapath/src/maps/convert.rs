@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use egress_core::model::state::{
     ClassPolicies, EgressId, HandoverState, NodeAddress, Place, PodClass, PodOwner, PodPort, PodState, Policy, Prefix,
-    Slot, TunnelEndpoint,
+    SharedWith, Slot, TunnelEndpoint,
 };
 
 use crate::devices::interfaces::Interface;
@@ -180,11 +180,24 @@ pub fn holds_pods(prefix: Prefix) -> bool {
     matches!(prefix.kind, abi::PrefixKind::PodSubnet | abi::PrefixKind::PodNetwork)
 }
 
-/// The entry of an owned address on this interface; `is_shared` as in `KernelState::shared`.
-pub fn owned(id: EgressId, address: IpAddr, interface: Interface, is_shared: bool) -> abi::Owned {
+/// The entry of an owned address on this interface; `shared_with` as in `KernelState::shared`.
+pub fn owned(id: EgressId, address: IpAddr, interface: Interface, shared_with: Option<SharedWith>) -> abi::Owned {
     let Interface { index, mac, mtu } = interface;
     let owned = abi::Owned::new(id.0, address.into(), index, mac, mtu);
-    if is_shared { owned.shared(id.0) } else { owned }
+    match shared_with {
+        None => owned,
+        Some(SharedWith::Service) => owned.shared(id.0),
+        Some(SharedWith::Host) => owned.hosts(id.0),
+    }
+}
+
+/// What else an owned address is used for.
+pub const fn shared_with(entry: &abi::Owned) -> Option<SharedWith> {
+    match (entry.is_shared(), entry.is_hosts()) {
+        (_, true) => Some(SharedWith::Host),
+        (true, false) => Some(SharedWith::Service),
+        (false, false) => None,
+    }
 }
 
 /// The interface of an owned address, as it was when the entry was written.
@@ -195,8 +208,8 @@ pub const fn interface_of(entry: &abi::Owned) -> Interface {
 /// `None` for a stage that this version does not know.
 pub fn handover(entry: &abi::HandoverEntry) -> Option<HandoverState> {
     let peer = TunnelEndpoint(entry.peer.to_ip());
-    let (address, is_shared) = (entry.owned.address.to_ip(), entry.owned.is_shared());
-    Some(HandoverState { stage: entry.stage()?, address, peer, is_shared })
+    let (address, shared_with) = (entry.owned.address.to_ip(), shared_with(&entry.owned));
+    Some(HandoverState { stage: entry.stage()?, address, peer, shared_with })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! counts some twenty too many, little beside the 64,512 ports of a destination. Its hash is seeded, so that no pod can provoke
 //! collisions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 
 use egress_common::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple};
@@ -24,14 +24,17 @@ const WITH_PORTS: [u8; 7] = [ICMP, 6, 17, 33, ICMP_V6, 132, 136];
 /// Counts one walk.
 pub struct PortCounter {
     found: PortUse,
+    /// The policies whose addresses here are the node's own.
+    of_hosts: BTreeSet<u32>,
     sketch: Sketch,
 }
 
 impl PortCounter {
-    /// `node_ports`: the NAT ports of the node's own address.
-    pub fn new(node_ports: PortRange) -> Self {
+    /// `node_ports`: the NAT ports of the node's own addresses; `of_hosts`: the policies that have such an address here.
+    pub fn new(node_ports: PortRange, of_hosts: BTreeSet<u32>) -> Self {
         let node = Use { ports: size(node_ports), ..Use::default() };
-        Self { found: PortUse { egress_ips: BTreeMap::new(), node }, sketch: Sketch::new(RandomState::new()) }
+        let found = PortUse { egress_ips: BTreeMap::new(), node };
+        Self { found, of_hosts, sketch: Sketch::new(RandomState::new()) }
     }
 
     /// Each NAT entry has two keys; it is counted at the forward one.
@@ -41,11 +44,12 @@ impl PortCounter {
         }
         let of = match mapping.origin() {
             Some(Origin::Stack) => &mut self.found.node,
-            _ => self
-                .found
-                .egress_ips
-                .entry(EgressId(mapping.egress_id))
-                .or_insert(Use { ports: size(EGRESS_PORTS), ..Use::default() }),
+            _ => {
+                let is_hosts = self.of_hosts.contains(&mapping.egress_id);
+                let ports = if is_hosts { self.found.node.ports } else { size(EGRESS_PORTS) };
+                let id = EgressId(mapping.egress_id);
+                self.found.egress_ips.entry(id).or_insert(Use { ports, ..Use::default() })
+            }
         };
         of.mappings += 1;
         if !WITH_PORTS.contains(&key.protocol) {
@@ -102,7 +106,7 @@ mod tests {
     }
 
     fn count() -> PortCounter {
-        PortCounter::new(PortRange { first: 61_000, last: 61_999 })
+        PortCounter::new(PortRange { first: 61_000, last: 61_999 }, [5].into())
     }
 
     #[test]
@@ -122,9 +126,11 @@ mod tests {
             count.see(&tuple(Direction::Egress, 0, u32::from(sport), 47), &remote);
         }
         count.see(&tuple(Direction::Egress, 1, 1, 6), &mapping(Origin::Stack, 0));
+        count.see(&tuple(Direction::Egress, 1, 1, 6), &mapping(Origin::Here, 5));
         let found = count.done();
         let ports = 64_512;
         let expected = [
+            (EgressId(5), Use { mappings: 1, busiest: 1, ports: 1_000 }),
             (EgressId(7), Use { mappings: 160, busiest: 100, ports }),
             (EgressId(9), Use { mappings: 60, busiest: 30, ports }),
         ];

@@ -227,6 +227,7 @@ mod tests {
             routes: BTreeMap::new(),
             neighbours: BTreeMap::new(),
             interfaces: Vec::new(),
+            addresses: std::collections::BTreeSet::new(),
         }
     }
 

@@ -35,6 +35,7 @@ use crate::settings::{Quotas, Settings};
 use egress_core::model::interface::{self, EgressInterface};
 use egress_core::model::lease::SharedLease;
 use egress_core::model::node::Mac;
+use egress_core::model::state::SharedWith;
 use egress_core::plan::executor::Expected;
 
 pub struct State {
@@ -188,10 +189,14 @@ impl State {
         self.facts.interface_of(address, &self.expected.primary_networks)
     }
 
-    /// The same for an address that may be shared with a Service. Such a one may be in no network of the node: what leads to it
-    /// is not the node's concern, and it leaves by the uplink then.
-    pub fn interface_of_owned(&self, address: IpAddr, is_shared: bool) -> Option<Interface> {
-        self.interface_of(address).or(self.facts.uplink.filter(|_| is_shared))
+    /// The same for an address that may be shared. A Service's may be in no network of the node: what leads to it is not the
+    /// node's concern, and it leaves by the uplink then. So does an address of the host on an interface without programs; one
+    /// that the host lacks is on none.
+    pub fn interface_of_owned(&self, address: IpAddr, shared_with: Option<SharedWith>) -> Option<Interface> {
+        if shared_with == Some(SharedWith::Host) && !self.facts.addresses.contains(&address) {
+            return Some(Interface { index: 0, mac: [0; 6], mtu: 0 });
+        }
+        self.interface_of(address).or(self.facts.uplink.filter(|_| shared_with.is_some()))
     }
 
     /// Sets what the next claims may rely on. Other networks of the uplink may change where owned addresses belong.
@@ -241,6 +246,11 @@ impl State {
         self.follow_hooks(settings, verify);
         self.note_attached();
         self.owned_elsewhere |= former.hosts() != self.facts.hosts();
+        if former.addresses != self.facts.addresses {
+            self.owned_elsewhere |= self.uses_hosts_addresses().unwrap_or(true);
+            // The node's networks are published anew.
+            self.interfaces.send_modify(|_| {});
+        }
         written?;
         addresses?;
         self.follow_interfaces()?;

@@ -30,6 +30,13 @@ impl State {
         self.raise_after(moved.and(raised))
     }
 
+    /// Whether an owned address is one of the host.
+    pub fn uses_hosts_addresses(&self) -> io::Result<bool> {
+        let mut uses = false;
+        self.maps.owned.for_each(|_, entry| uses |= entry.is_hosts())?;
+        Ok(uses)
+    }
+
     /// Applies a change that must hold for every packet at once: no flow caches a decision during the write.
     pub(crate) fn with_decisions_suspended<T>(
         &mut self,
@@ -90,8 +97,9 @@ impl State {
         self.maps.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
         for (id, entry) in owned {
             let address = entry.address.to_ip();
-            let Some(interface) = self.interface_of_owned(address, entry.is_shared()) else { continue };
-            let owned = convert::owned(EgressId(id), address, interface, entry.is_shared());
+            let shared_with = convert::shared_with(&entry);
+            let Some(interface) = self.interface_of_owned(address, shared_with) else { continue };
+            let owned = convert::owned(EgressId(id), address, interface, shared_with);
             if entry.is_shared() {
                 if entry != owned {
                     self.write_owned(EgressId(id), owned)?;
@@ -121,8 +129,9 @@ impl State {
             // An entry of another version: the next plan ends it.
             let Some(stage) = entry.stage() else { continue };
             let address = entry.owned.address.to_ip();
-            let Some(interface) = self.interface_of_owned(address, entry.owned.is_shared()) else { continue };
-            let owned = convert::owned(EgressId(id), address, interface, entry.owned.is_shared());
+            let shared_with = convert::shared_with(&entry.owned);
+            let Some(interface) = self.interface_of_owned(address, shared_with) else { continue };
+            let owned = convert::owned(EgressId(id), address, interface, shared_with);
             if entry.owned != owned {
                 let entry = HandoverEntry::new(id, stage, entry.since_ns, entry.peer, owned);
                 self.maps.handovers.put(&id, &entry)?;

@@ -126,6 +126,7 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
         routes,
         neighbours,
         interfaces,
+        addresses: addresses.iter().filter_map(interfaces::addressed).map(|seen| seen.address).collect(),
     })
 }
 

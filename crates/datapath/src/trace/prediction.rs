@@ -7,7 +7,7 @@ use egress_common::abi::{Addr, Config, HandoverStage, Origin, PolicySlot, SlotPl
 use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::mtu::{self, Fit};
-use egress_common::decide::snat::{self, EGRESS_PORTS, SnatSource};
+use egress_common::decide::snat::{self, SnatSource};
 use egress_common::decide::{NatOwner, Tables};
 use egress_common::wire::{Headers, Quote};
 
@@ -51,7 +51,7 @@ pub fn predict(mut headers: Headers, frame_len: u32, maps: &MemoryMaps) -> Predi
         FromPod::Send { egress_id, slot } => {
             let slot = *slot;
             let verdicts = match slot.place() {
-                SlotPlace::Here => here(&headers, &recorder, egress_id, &slot),
+                SlotPlace::Here => here(&headers, (&recorder, &config), egress_id, &slot),
                 SlotPlace::Remote => remote(&headers, frame_len, &config, &slot.endpoint),
             };
             (verdicts, Some((egress_id, slot)))
@@ -61,7 +61,12 @@ pub fn predict(mut headers: Headers, frame_len: u32, maps: &MemoryMaps) -> Predi
 }
 
 /// As `snat_here` of the programs.
-fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &PolicySlot) -> Vec<Verdict> {
+fn here(
+    headers: &Headers,
+    (recorder, config): (&MapRecorder<'_>, &Config),
+    egress_id: u32,
+    slot: &PolicySlot,
+) -> Vec<Verdict> {
     let owned = recorder.owned(egress_id).filter(|owned| owned.address == slot.address);
     let Some(owned) = owned else {
         let leaves = recorder.handover(egress_id).is_some_and(|moving| moving.stage() == Some(HandoverStage::Leaving));
@@ -70,7 +75,7 @@ fn here(headers: &Headers, recorder: &MapRecorder<'_>, egress_id: u32, slot: &Po
             false => vec![Verdict::NotGateway],
         };
     };
-    let pool = SnatSource { address: owned.address, ports: EGRESS_PORTS };
+    let pool = SnatSource::of(owned, config);
     let owner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     match snat::translate(headers, &Quote::NONE, recorder, &pool, &owner) {
         Ok(_) => [&[Verdict::SnatHere], FIB_VERDICTS.as_slice()].concat(),

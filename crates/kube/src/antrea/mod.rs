@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::api_outage::ApiOutages;
 use crate::assignments::{StoredAssignment, ignored, patch_params, put};
 use crate::convert::created;
-use crate::crd::{egress_assignment_resource, egress_resource};
+use crate::crd::{AddressesOf, egress_assignment_resource, egress_resource};
 use crate::policy::selector;
 use crate::policy::status::WriteError;
 use crate::watches::{config, updates};
@@ -207,6 +207,9 @@ pub fn assignment_spec(group: &AddressGroup, view: &AntreaView) -> Value {
         }))
     });
     let mut spec = json!({"egressIPs": group.addresses, "rules": rules.collect::<Vec<_>>()});
+    if let Some(spec) = spec.as_object_mut().filter(|_| group.is_of_hosts) {
+        spec.insert("addressesOf".to_owned(), json!(AddressesOf::Host));
+    }
     let selectors = group.pools.iter().filter_map(|pool| Some(&sources.get(pool)?.node_selector));
     if let Some(spec) = spec.as_object_mut().filter(|_| !group.pools.is_empty()) {
         spec.insert("nodeSelectors".to_owned(), json!(selectors.collect::<Vec<_>>()));
@@ -407,6 +410,7 @@ mod tests {
             addresses: vec!["10.0.0.8".parse().expect("a literal")],
             egresses: vec!["a".into(), "b".into()],
             pools: ["p".to_owned()].into(),
+            is_of_hosts: false,
         };
         let spec = assignment_spec(&group, &view);
         assert_eq!((&spec["egressIPs"], &spec["nodeSelectors"]), (&json!(["10.0.0.8"]), &json!([nodes])));
@@ -418,5 +422,8 @@ mod tests {
         assert_eq!(spec["rules"][1]["selectors"], json!([]), "it selects nothing");
         group.pools.clear();
         assert!(assignment_spec(&group, &view).get("nodeSelectors").is_none(), "all nodes");
+        assert!(assignment_spec(&group, &view).get("addressesOf").is_none());
+        group.is_of_hosts = true;
+        assert_eq!(assignment_spec(&group, &view)["addressesOf"], "Host");
     }
 }

@@ -73,7 +73,11 @@ fn destinations(rule: &Value) -> Result<Destinations, String> {
 }
 
 pub(super) fn address_use(spec: &Value) -> AddressUse {
-    if spec["addressesOf"] == "Service" { AddressUse::OfService } else { AddressUse::EgressOnly }
+    match spec["addressesOf"].as_str() {
+        Some("Service") => AddressUse::OfService,
+        Some("Host") => AddressUse::OfHost,
+        _ => AddressUse::EgressOnly,
+    }
 }
 
 /// An EgressService without a node leaves its pods alone.
@@ -114,6 +118,7 @@ pub(super) fn eligible_nodes(spec: &Value, address_use: AddressUse) -> EligibleN
     };
     match address_use {
         AddressUse::OfService => EligibleNodes::One(names()),
+        AddressUse::OfHost => EligibleNodes::Having(selectors()),
         AddressUse::EgressOnly => EligibleNodes::Selected(selectors()),
     }
 }

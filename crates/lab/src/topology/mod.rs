@@ -161,7 +161,8 @@ fn uplink_config(node: &LabNode) -> Vec<String> {
     let own = node.number.address();
     let mut lines = Vec::new();
     if node.config.macvlan_uplink {
-        lines.push(format!("link set {LOWER} up"));
+        // It answers for no address of the macvlan, as a port of a switch would not.
+        lines.push(format!("link set {LOWER} arp off up"));
     }
     lines.extend([
         format!("link set {UPLINK} up"),

@@ -2,6 +2,7 @@
 //! the pool's selector and their health. The times are those of Antrea's own tests.
 
 use egress_lab::api_objects::NODES;
+use egress_lab::topology::UPLINK;
 
 use crate::prelude::*;
 
@@ -20,6 +21,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     vec![
         LabTest::new("antrea_pools_give_addresses", Duration::from_secs(120), pools_give_addresses),
         LabTest::new("antrea_egresses_follow_nodes", Duration::from_secs(120), follow_nodes),
+        LabTest::new("antrea_static_addresses_are_of_nodes", Duration::from_secs(120), static_addresses),
     ]
 }
 
@@ -226,4 +228,67 @@ fn follow_nodes(context: &LabContext) -> Result<()> {
     std::thread::sleep(REALISED);
     ensure!(lab.node("web")? == 2, "it has moved back");
     Ok(())
+}
+
+/// Addresses that a node has on an interface, as a virtual router's.
+const OWN: [&str; 2] = ["172.18.0.50", "fd00:172:18::50"];
+
+/// Gives the node its addresses, or takes them from it.
+fn has_own(lab: &AntreaLab, node: usize, does: bool) -> Result<()> {
+    let host = &lab.cluster.lab.nodes()[node - 1].host;
+    for address in OWN {
+        // As virtual routers do: with a network's prefix length it could be the first address of the interface.
+        let address = format!("{address}/{}", if address.contains(':') { 128 } else { 32 });
+        let change: &[&str] = if does { &["addr", "add", &address, "nodad"] } else { &["addr", "del", &address] };
+        host.exec("ip", &[change, &["dev", UPLINK]].concat())?;
+    }
+    Ok(())
+}
+
+/// An Egress without a pool has an address of a node. The host and the pods use it at once, and it moves when somebody moves it.
+fn static_addresses(context: &LabContext) -> Result<()> {
+    let mut lab = AntreaLab::start(context, &[])?;
+    let capture = Capture::start(&lab.cluster.lab)?;
+    println!("the agents say which addresses their nodes have, as where no CNI does");
+    for node in 1..=3 {
+        let none = ["node-primary-ifaddr", "host-cidrs", "node-subnets"]
+            .map(|key| (format!("k8s.ovn.org/{key}"), Value::Null));
+        let annotations: serde_json::Map<String, Value> = none.into_iter().collect();
+        lab.cluster.api.merge(&format!("{NODES}/node{node}"), &json!({"metadata": {"annotations": annotations}}))?;
+    }
+    for (name, app, address) in [("v4", "web", OWN[0]), ("v6", "db", OWN[1])] {
+        lab.egress(name, Some(app), json!({"egressIP": address}))?;
+    }
+    println!("no node has it");
+    let why = until("its assignment says so", REALISED, || {
+        let assignment = lab.get(&format!("{ASSIGNMENTS}/egress-{}", OWN[0]));
+        let conditions = assignment.map(|one| one["status"]["conditions"].clone()).unwrap_or_default();
+        let message = conditions[0]["message"].as_str().unwrap_or_default().to_owned();
+        Ok(message.contains("no node that is selected for it has it on an interface").then_some(message))
+    })?;
+    println!("{why}");
+    for node in [2, 1] {
+        println!("node{node} has it, and its pods and others are seen with it");
+        has_own(&lab, node, true)?;
+        until_true(&format!("node{node} serves both"), FAILED_OVER, || {
+            Ok(["v4", "v6"].iter().all(|name| lab.node(name).ok() == Some(node)))
+        })?;
+        let [v4, v6] = plan::SERVER.both();
+        for (name, server, own) in [("web1", v4, OWN[0]), ("web2", v4, OWN[0]), ("db3", v6, OWN[1])] {
+            let pod = lab.cluster.pod(name)?;
+            lab.cluster.becomes(&pod.netns, server, Observed::Source(own.parse()?))?;
+        }
+        lab.cluster.is_seen_as("plain", None, None)?;
+        println!("the host answers for it, and sends with it");
+        let host = &lab.cluster.lab.nodes()[node - 1].host;
+        for (own, server) in OWN.into_iter().zip(plan::SERVER.both()) {
+            host.exec("ping", &["-n", "-c2", "-i0.2", "-W1", "-I", own, &server.to_string()])?;
+            lab.cluster.lab.outside().exec("ping", &["-n", "-c2", "-i0.2", "-W1", own])?;
+        }
+        let output = lab.cluster.agent(node)?.ask(&["nat", "list", "--egress-ip", OWN[0]])?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(text.contains(&format!("web{node}")), "{text}");
+        has_own(&lab, node, false)?;
+    }
+    capture.finish_clean().map(drop)
 }

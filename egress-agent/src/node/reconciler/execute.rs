@@ -57,7 +57,7 @@ impl<E: Executor> Reconciler<E> {
                     actual.apply(action);
                     self.left_out.done(action, Instant::now());
                 }
-                (Err(error), Action::Own(id, address) | Action::Share(id, address)) => {
+                (Err(error), Action::Own(id, address) | Action::Share(id, address, _)) => {
                     if error.is_of_entry() {
                         self.count_refusal(action);
                     }

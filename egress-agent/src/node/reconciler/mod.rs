@@ -45,9 +45,12 @@ use crate::change_queue::ChangeReceiver;
 use crate::metrics::Meters;
 use egress_core::model::node::{Node, mac_text};
 use egress_core::model::policy::{EgressPolicy, PolicyKey, RuleSource, SourceKind, Unreadable, parse_egress_ip};
+use egress_core::model::reserved::Reserved;
 use egress_core::model::services::ServiceKey;
 use egress_core::model::settings::NodeSettings;
-use egress_core::model::state::{Action, AddressByPolicy, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
+use egress_core::model::state::{
+    Action, AddressByPolicy, EgressId, KernelState, PodState, PrefixKind, SelectedPods, SharedWith,
+};
 use egress_core::model::view::{Change, PodKey, Touched, Update};
 pub use egress_core::node_health::fitness::Ready;
 use egress_core::ownership::kernel_handovers::handovers;
@@ -492,9 +495,16 @@ impl<E: Executor> Reconciler<E> {
             return;
         }
         let table = self.compiler.reservations();
-        desired.handovers.retain(|_, moving| !moving.is_taken() || table.of(moving.address).is_none());
+        // An address that the node has itself is reserved for policies that use it as such.
+        let reason = |address: IpAddr, with: Option<SharedWith>| {
+            let is_exempt = |reason: &&Reserved| with == Some(SharedWith::Host) && matches!(reason, Reserved::Node(_));
+            table.of(address).filter(|reason| !is_exempt(reason)).cloned()
+        };
+        desired
+            .handovers
+            .retain(|_, moving| !moving.is_taken() || reason(moving.address, moving.shared_with).is_none());
         for (id, address) in &desired.owned {
-            if let Some(reason) = table.of(*address).cloned() {
+            if let Some(reason) = reason(*address, desired.shared.get(id).copied()) {
                 self.refused.insert(*id, *address);
                 self.note_failure(*id, *address, &DataplaneError::Reserved { address: *address, reason });
             }

@@ -3,7 +3,7 @@ use crate::abi::{BloomFilter, Direction, HandoverEntry, InterfaceAddresses, Owne
 use crate::decide::cast::{Cast, FURTHER, ID, OTHER_NODE, UPLINK, both};
 use crate::decide::memory_maps::{MemoryMaps, addr, with_node_ports};
 use crate::decide::packets::{FrameFields, packet};
-use crate::decide::snat::{self, EGRESS_PORTS, SnatSource};
+use crate::decide::snat::{self, SnatSource};
 use crate::decide::{NatOwner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_SCTP, PROTO_TCP, PROTO_UDP, tcp};
 
@@ -20,7 +20,7 @@ fn verdict(maps: &MemoryMaps, packet: &FrameFields) -> Verdict {
 
 /// A flow of the pod to the world, translated.
 fn begin(cast: &Cast, maps: &MemoryMaps, origin: Origin, packet: &FrameFields) -> NatEntry {
-    let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+    let pool = SnatSource::egress_only(addr(cast.egress));
     let owner = NatOwner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
     *snat::translate(&packet.headers(), &Quote::NONE, maps, &pool, &owner).expect("a free port")
 }
@@ -477,6 +477,68 @@ fn a_shared_address_has_no_nat_entries_of_the_node() {
         share(cast, maps);
         begin(cast, maps, Origin::Stack, &packet(cast.pod, cast.world, 4000, 80));
         assert_eq!(verdict(maps, &packet(cast.world, cast.egress, 80, 4000)), Verdict::BadState);
+    });
+}
+
+/// [`ID`]'s address is the node's own.
+fn use_own(cast: &Cast, maps: &MemoryMaps) -> Owned {
+    let owned = Owned::new(ID, addr(cast.node), UPLINK, [2, 0, 0, 0, 0, 1], 1500).hosts(ID);
+    maps.put_owned(ID, owned);
+    owned
+}
+
+/// The egress IP of a pod's flow, and the source of its packets to other nodes, is one address with one range of ports.
+#[test]
+fn at_an_address_of_the_host_flows_of_both_kinds_come_back_and_all_else_is_the_hosts() {
+    both(|cast, maps| {
+        let (owned, config) = (use_own(cast, maps), maps.config.get());
+        let pool = SnatSource::of(&owned, &config);
+        let owner = |origin| NatOwner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
+        let sent = |pod: &str, origin| {
+            let headers = packet(pod, cast.world, 4000, 80).headers();
+            let made = snat::translate(&headers, &Quote::NONE, maps, &pool, &owner(origin)).expect("a free port");
+            assert!(is_node_port(made.other.dport(), &config), "{made:?}");
+            made.other.dport()
+        };
+        let (here, remote) = (sent(cast.pod, Origin::Here), sent(cast.remote_pod, Origin::Remote));
+        let marked = packet(cast.known_pod, cast.world, 4000, 80).headers();
+        let marked = to_netdev::translate(&marked, &Quote::NONE, UPLINK, maps, &config).expect("a free port").other;
+        let ports = [here, remote, marked.dport()];
+        assert!(ports[0] != ports[1] && ports[1] != ports[2] && ports[0] != ports[2], "{ports:?}");
+
+        let reply = |port| packet(cast.world, cast.node, 80, port);
+        for reply in [reply(here), reply(here).fragment(0, true), reply(here).fragment(100, false)] {
+            assert!(matches!(asked(maps, &reply), FromNetdev::ReplyHere { .. }), "{reply:?}");
+        }
+        maps.frags.borrow_mut().clear();
+        assert!(matches!(asked(maps, &reply(remote)), FromNetdev::ReplyRemote { .. }));
+        let to_node = reply(marked.dport());
+        for reply in [to_node.clone().ttl(1), to_node.clone().fragment(0, true), to_node.fragment(100, false)] {
+            assert!(matches!(asked(maps, &reply), FromNetdev::NodeReply { .. }), "{reply:?}");
+        }
+        let on_error = |port| {
+            let error = packet(cast.world, cast.node, 0, 0).unreachable();
+            let quote = packet(cast.node, cast.world, port, 80).quoted(Direction::Egress);
+            decide(&mut error.arriving(), &quote, UPLINK, maps, &config)
+        };
+        assert!(matches!(on_error(here), FromNetdev::ReplyHere { .. }));
+        assert!(matches!(on_error(marked.dport()), FromNetdev::NodeReply { .. }));
+        let hosts = FromNetdev::Done(Verdict::NotOurs);
+        assert_eq!(on_error(22), hosts);
+        maps.frags.borrow_mut().clear();
+        for packet in [
+            packet(cast.world, cast.node, 4000, 22).tcp(tcp::SYN),
+            packet(cast.world, cast.node, 4000, config.node_ports.last).tcp(tcp::SYN),
+            packet(cast.world, cast.node, 53, 40_000),
+            packet(cast.world, cast.node, 0, 0).echo(4002),
+            packet(cast.world, cast.node, 0, 0).echo_reply(4003),
+            packet(cast.world, cast.node, 4000, 22).fragment(0, true),
+            packet(cast.world, cast.node, 4000, 22).fragment(100, false),
+            packet(cast.world, cast.node, 0, 0).protocol(47),
+        ] {
+            assert_eq!(asked(maps, &packet), hosts, "{packet:?}");
+        }
+        assert!(maps.awaited.borrow().is_empty(), "nothing is held");
     });
 }
 

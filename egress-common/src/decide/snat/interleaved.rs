@@ -259,7 +259,7 @@ fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize
 /// Runs both CPUs in every order; `begin` prepares the maps. The flow gets its source port if that is free.
 fn play(is_free: bool, begin: impl Fn(&MemoryMaps, &Headers)) -> usize {
     let headers = packet(V4.pod, V4.world, 4000, 80).headers();
-    let pool = SnatSource { address: addr(V4.egress), ports: EGRESS_PORTS };
+    let pool = SnatSource::egress_only(addr(V4.egress));
     every_order(|next| {
         let maps = MemoryMaps::new();
         begin(&maps, &headers);
@@ -291,7 +291,7 @@ fn a_new_flow_gets_one_nat_entry() {
 #[test]
 fn a_flow_whose_address_has_moved_gets_one_nat_entry() {
     let orders = play(true, |maps, headers| {
-        let old = SnatSource { address: addr(V4.foreign_egress), ports: EGRESS_PORTS };
+        let old = SnatSource::egress_only(addr(V4.foreign_egress));
         translate(headers, &Quote::NONE, maps, &old, &OWNER).expect("a free port");
     });
     assert!(orders > 1000, "{orders}");

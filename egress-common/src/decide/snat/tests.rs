@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::abi::{ExposedPort, Lease, Owned};
 use crate::decide::Rewrite;
-use crate::decide::cast::both;
+use crate::decide::cast::{ID, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::{FrameFields, packet};
 use crate::wire::{PROTO_TCP, PROTO_UDP, sctp, tcp};
@@ -11,8 +11,12 @@ use crate::wire::{PROTO_TCP, PROTO_UDP, sctp, tcp};
 /// A type of SCTP chunk.
 const DATA: u8 = 0;
 const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
-const SOURCE: SnatSource = SnatSource { address: EGRESS, ports: EGRESS_PORTS };
+const SOURCE: SnatSource = SnatSource::egress_only(EGRESS);
 pub(super) const OWNER: NatOwner = NatOwner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
+
+const fn of_node(address: Addr, first: u16, last: u16) -> SnatSource {
+    SnatSource { address, ports: PortRange { first, last }, is_nodes: true }
+}
 
 #[test]
 fn the_walk_covers_every_port_once() {
@@ -30,7 +34,7 @@ fn the_walk_covers_every_port_once() {
 #[test]
 fn a_holder_at_its_quota_gets_no_more_entries() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         let asked = |pod, port| {
             let headers = packet(pod, cast.world, 4000, port).headers();
             translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(drop)
@@ -51,10 +55,8 @@ fn a_holder_at_its_quota_gets_no_more_entries() {
 #[test]
 fn without_a_lease_only_the_nodes_own_address_is_given() {
     both(|cast, maps| {
-        let (headers, pool) = (
-            packet(cast.pod, cast.world, 4000, 80).headers(),
-            SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS },
-        );
+        let (headers, pool) =
+            (packet(cast.pod, cast.world, 4000, 80).headers(), SnatSource::egress_only(addr(cast.egress)));
         let remote = NatOwner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
         let asked = |owner: &NatOwner| translate(&headers, &Quote::NONE, maps, &pool, owner).copied();
         maps.lease.set(Lease::bounded(maps.now.get(), maps.now.get(), 0));
@@ -74,7 +76,7 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
 fn an_exhausted_range_is_searched_once_in_a_while() {
     both(|cast, maps| {
         let ports = PortRange { first: 2000, last: 2001 };
-        let pool = SnatSource { address: addr(cast.egress), ports };
+        let pool = SnatSource { ports, ..SnatSource::egress_only(addr(cast.egress)) };
         let asked = |port, to| {
             let headers = packet(cast.pod, cast.world, port, to).headers();
             translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other)
@@ -118,7 +120,7 @@ fn a_free_source_port_is_kept() {
 fn ports_of_a_service_are_not_given() {
     both(|cast, maps| {
         let ports = PortRange { first: 2000, last: 2002 };
-        let pool = SnatSource { address: addr(cast.egress), ports };
+        let pool = SnatSource { ports, ..SnatSource::egress_only(addr(cast.egress)) };
         for (protocol, port) in [(PROTO_UDP, 2001), (PROTO_TCP, 2000)] {
             maps.exposed.borrow_mut().insert(ExposedPort::new(pool.address, protocol, port), 0);
         }
@@ -147,18 +149,16 @@ fn refuses_only_when_no_port_is_free() {
     let range = PortRange { first: 61000, last: 61009 };
     for pod in 0..10u8 {
         let headers = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).headers();
-        assert!(
-            translate(&headers, &Quote::NONE, &maps, &SnatSource { address: EGRESS, ports: range }, &OWNER).is_ok()
-        );
+        assert!(translate(&headers, &Quote::NONE, &maps, &SnatSource { ports: range, ..SOURCE }, &OWNER).is_ok());
     }
     let headers = packet("10.244.1.30", "198.51.100.10", 4000, 80).headers();
     assert_eq!(
-        translate(&headers, &Quote::NONE, &maps, &SnatSource { address: EGRESS, ports: range }, &OWNER),
+        translate(&headers, &Quote::NONE, &maps, &SnatSource { ports: range, ..SOURCE }, &OWNER),
         Err(Verdict::PortsExhausted)
     );
     let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).headers();
     assert!(
-        translate(&elsewhere, &Quote::NONE, &maps, &SnatSource { address: EGRESS, ports: range }, &OWNER).is_ok(),
+        translate(&elsewhere, &Quote::NONE, &maps, &SnatSource { ports: range, ..SOURCE }, &OWNER).is_ok(),
         "another destination is another range"
     );
     assert_eq!(maps.nat_len(), 22, "a refusal leaves no half mapping");
@@ -192,8 +192,7 @@ fn another_address_makes_another_nat_entry() {
     translate(&headers, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
     let other = Addr::v4([172, 18, 0, 101]);
     let nat_entry =
-        translate(&headers, &Quote::NONE, &maps, &SnatSource { address: other, ports: EGRESS_PORTS }, &OWNER)
-            .expect("a free port");
+        translate(&headers, &Quote::NONE, &maps, &SnatSource::egress_only(other), &OWNER).expect("a free port");
     assert_eq!(nat_entry.other.daddr, other);
     assert_eq!(maps.nat_len(), 2, "the old keys are gone together");
 }
@@ -251,7 +250,7 @@ fn a_port_search_in_a_full_map_reports_a_full_map() {
 #[test]
 fn every_protocol_and_family_has_two_keys_that_name_each_other() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
             for packet in [
                 packet(pod, cast.world, 4000, 80),
@@ -274,7 +273,7 @@ fn every_protocol_and_family_has_two_keys_that_name_each_other() {
 fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
     both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         let reverse = reverse_key(&headers.tuple, &pool.address, 4000);
         assert_eq!(maps.claim_nat(&reverse, &headers.tuple, &OWNER), ClaimOutcome::Claimed);
         let nat_entry = translate(&headers, &Quote::NONE, maps, &pool, &OWNER).expect("adopted");
@@ -290,7 +289,7 @@ fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
 fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
     both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         maps.limit_nat(1);
         maps.when_nat_is_full(move |maps| {
             maps.limit_nat(2);
@@ -307,10 +306,10 @@ fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
 fn a_lone_forward_key_waits_for_the_sweep() {
     both(|cast, maps| {
         let headers = packet(cast.pod, cast.world, 4000, 80).headers();
-        let old = SnatSource { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
+        let old = SnatSource::egress_only(addr(cast.foreign_egress));
         let reverse = translate(&headers, &Quote::NONE, maps, &old, &OWNER).expect("a free port").other;
         assert!(maps.forget_nat(&reverse) && !maps.forget_nat(&reverse));
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         assert_eq!(translate(&headers, &Quote::NONE, maps, &pool, &OWNER), Err(Verdict::ClaimLost));
         assert_eq!(maps.nat_len(), 1, "the new reverse key was taken back");
     });
@@ -319,7 +318,7 @@ fn a_lone_forward_key_waits_for_the_sweep() {
 #[test]
 fn an_association_begins_with_any_port_and_continues_with_its_own() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         let shown = |pod, port, chunk| {
             let headers = packet(pod, cast.world, port, 80).sctp(chunk).headers();
             translate(&headers, &Quote::NONE, maps, &pool, &OWNER).map(|nat_entry| nat_entry.other.dport())
@@ -345,7 +344,7 @@ fn an_association_begins_with_any_port_and_continues_with_its_own() {
 #[test]
 fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         let begin = |pod| {
             let init = packet(pod, cast.world, 4000, 80).sctp(sctp::INIT);
             *translate(&init.headers(), &Quote::NONE, maps, &pool, &OWNER).expect("a free port")
@@ -377,7 +376,7 @@ fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
 #[test]
 fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         for protocol in [4, 47, 50, 255] {
             let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).headers();
             let first = sent(cast.pod, cast.world);
@@ -396,7 +395,7 @@ fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
 #[test]
 fn on_the_node_address_no_port_of_the_host_is_taken() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
+        let pool = of_node(addr(cast.node), 61000, 65535);
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
         let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).headers();
         for (own, kept) in [(4000, false), (61007, true)] {
@@ -410,11 +409,36 @@ fn on_the_node_address_no_port_of_the_host_is_taken() {
     });
 }
 
+/// Whoever sends by it: the rest is the host's.
+#[test]
+fn an_egress_ip_of_the_host_has_the_ports_of_the_nodes_address() {
+    both(|cast, maps| {
+        let mut config = maps.config.get();
+        let owned = Owned::new(ID, addr(cast.node), 1, [2, 0, 0, 0, 0, 1], 1500).hosts(ID);
+        let owner = NatOwner { egress_id: ID, ..OWNER };
+        let asked = |headers: &Headers, config: &Config| {
+            translate(headers, &Quote::NONE, maps, &SnatSource::of(&owned, config), &owner)
+                .map(|entry| entry.other.dport())
+        };
+        let ports = config.node_ports;
+        for own in [4000, ports.first, 40_000] {
+            let port = asked(&packet(cast.pod, cast.world, own, 80).headers(), &config).expect("a free port");
+            assert!((ports.first..=ports.last).contains(&port), "{own}: {port}");
+            assert_eq!(port == own, own == ports.first, "a port of the range is kept");
+        }
+        let gre = packet(cast.pod, cast.world, 0, 0).protocol(47).headers();
+        assert_eq!(asked(&gre, &config), Err(Verdict::ProtocolTaken), "a tunnel of the node may end there");
+        config.node_ports = PortRange { first: 0, last: 0 };
+        let udp = packet(cast.pod, cast.world, 5000, 80).headers();
+        assert_eq!(asked(&udp, &config), Err(Verdict::NoNodeAddress), "the host leaves none to NAT");
+    });
+}
+
 #[test]
 fn a_port_outside_the_nat_range_is_given_up() {
     both(|cast, maps| {
         let owner = NatOwner { origin: Origin::Stack, ..OWNER };
-        let pool = |first, last| SnatSource { address: addr(cast.node), ports: PortRange { first, last } };
+        let pool = |first, last| of_node(addr(cast.node), first, last);
         let udp = packet(cast.pod, cast.other_node, 4000, 80).headers();
         let old = translate(&udp, &Quote::NONE, maps, &pool(61000, 61009), &owner).expect("a free port").other;
         let new = translate(&udp, &Quote::NONE, maps, &pool(62000, 62009), &owner).expect("a free port").other;
@@ -427,7 +451,7 @@ fn a_port_outside_the_nat_range_is_given_up() {
 #[test]
 fn an_error_of_a_pod_has_the_egress_ip_of_its_flow() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         let sent = packet(cast.pod, cast.world, 22, 80).headers();
         let nat_entry = *translate(&sent, &Quote::NONE, maps, &pool, &OWNER).expect("a free port");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();
@@ -454,7 +478,7 @@ fn an_error_of_a_pod_has_the_egress_ip_of_its_flow() {
 #[test]
 fn only_answers_to_queries_count_as_received() {
     both(|cast, maps| {
-        let pool = SnatSource { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let pool = SnatSource::egress_only(addr(cast.egress));
         let ping = packet(cast.pod, cast.world, 0, 0).echo(9).headers();
         translate(&ping, &Quote::NONE, maps, &pool, &OWNER).expect("a free id");
         let error = packet(cast.pod, cast.world, 0, 0).unreachable().headers();

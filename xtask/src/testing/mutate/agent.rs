@@ -133,7 +133,10 @@ mutations! { AGENT,
         "AddressUse::OfService => PrefixKind::Service," => "AddressUse::OfService => PrefixKind::EgressIp,";
     "nodes-own-address-served", DESIRED, ["plan::desired::"],
         "pods are steered to an address that is a node's own, and dropped there":
-        "!nodes_own.contains_key(address) && listed.contains(address)" => "listed.contains(address)";
+        "false => !nodes_own.contains_key(address)," => "false => true,";
+    "lost-address-of-the-host-served", DESIRED, ["plan::desired::"],
+        "a node sends with an address that another host has by now":
+        "true => node != settings.node_name || own.has(*address)," => "true => !node.is_empty(),";
     "service-exposes-every-pod", EXPOSED, ["model::exposed::"],
         "a pod's datagrams from a port of some Service leave with the pod's own address":
         ".filter(|exposes| exposes.selects(pod))" => "";
@@ -212,7 +215,7 @@ mutations! { AGENT,
         "from.released.get(address) == Some(&record.number) || to == Some(ownership.node_name())";
     "new-owner-with-another-address", KERNEL_HANDOVERS, ["node::reconciler::tests::handover::"],
         "what a node is handing over is dropped when another address of the object comes to it":
-        "if is_free(desired) && is_free(actual) {" => "if is_free(desired) {";
+        "if is_free(desired) && is_free(actual) && moves(id) {" => "if is_free(desired) && moves(id) {";
 
     // How a node brings its kernel there.
     "goes-on-without-its-claim", EXECUTE, ["node::reconciler::tests::"],

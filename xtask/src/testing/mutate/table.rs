@@ -118,7 +118,18 @@ mutations! { PROGRAMS,
     "shared-address-is-answered", PROGRAM_FROM_NETDEV, ["neighbours::"], "this node answers for a Service's address beside the Service's provider":
         "(held.address == *target && !held.is_shared())" => "(held.address == *target)";
     "shared-address-drops-clients", FROM_NETDEV, ["shared_addresses::"], "the Service's clients do not reach it":
-        "return if is_shared { or_left_alone(decision) } else { decision };" => "return decision;";
+        "return if owned.is_shared() { or_left_alone(decision) } else { decision };" => "return decision;";
+    // Addresses of the host.
+    "hosts-ports-are-taken", SNAT, ["host_addresses::"], "replies to the host's sockets go to pods":
+        "if is_nodes { config.node_ports } else { EGRESS_PORTS }" => "if is_nodes { EGRESS_PORTS } else { EGRESS_PORTS }";
+    "hosts-tunnels-are-taken", SNAT, ["host_addresses::"], "a tunnel of the host ends at a pod":
+        "(pool.is_nodes || headers.l4 != L4::Other)" => "(owner.origin == Origin::Stack || headers.l4 != L4::Other)";
+    "no-port-is-left-to-nat", SNAT, ["host_addresses::"], "flows get port 0":
+        "if pool.ports.first == 0 {" => "if pool.ports.first == 1 {";
+    "marked-replies-at-an-egress-ip-are-lost", FROM_NETDEV, ["host_addresses::"], "pods do not reach other nodes by that address":
+        "if owned.is_hosts() { decision } else { without_nodes(decision) }" => "without_nodes(decision)";
+    "a-lost-address-is-used", MAPS, ["host_addresses::"], "pods send with an address that another host has by now":
+        "(copy.is_of(egress_id) && copy.is_usable())" => "copy.is_of(egress_id)";
     "recent-by-any-interface", FLOW_CACHE, ["flow_cache::"], "likewise, for as long as the flow cache serves its flow":
         "let is_expected_here = || packet.ifindex() == u32::from(cached.came_by);" => "let is_expected_here = || true;";
     "guard-of-another-interface-skipped", TO_NETDEV, ["interfaces::"], "an egress IP leaves by an interface whose network does not have it":

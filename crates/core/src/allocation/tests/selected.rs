@@ -1,8 +1,8 @@
-//! Policies that select nodes by their labels, as an ExternalIPPool does.
+//! Policies that select nodes by their labels, as an ExternalIPPool does, or by the addresses that nodes have.
 
 use super::*;
 use crate::model::policy::{EligibleNodes, NodeSelectors};
-use crate::model::samples::equals;
+use crate::model::samples::{equals, net};
 use crate::model::view::Labels;
 
 const ADDRESS: &str = "172.18.0.100";
@@ -36,4 +36,58 @@ fn an_address_is_on_a_node_that_all_selectors_match() {
     assert_eq!(node(&[rack1.clone(), rack2.clone()], &[]), None);
     assert_eq!(node(&[rack1], &[("n2", ADDRESS)]).as_deref(), Some("n2"), "it stays where it may be");
     assert_eq!(node(&[rack2], &[("n2", ADDRESS)]).as_deref(), Some("n3"), "and leaves a node that it may not");
+}
+
+/// `n2` and `n3` have the address on an interface, `n1` is known by its first one.
+const OWN: &str = "172.18.0.50";
+
+fn having() -> Nodes {
+    let mut all = racks();
+    for name in ["n2", "n3"] {
+        let node = Arc::make_mut(all.get_mut(name).expect("a node"));
+        node.host_cidrs.push(net("172.18.0.50/16"));
+    }
+    all
+}
+
+/// An older policy that uses addresses of the host, and a younger one that does not, list the address.
+fn of_host(address: &str, selectors: NodeSelectors, assigned: &[(&str, &str)]) -> Policies {
+    let (key, policy) = policy("a", 2, &[address], assigned);
+    let (eligible_nodes, address_use) = (EligibleNodes::Having(selectors), AddressUse::OfHost);
+    let policy = EgressPolicy { eligible_nodes, address_use, ..(*policy).clone() };
+    [(key, Arc::new(policy)), self::policy("plain", 1, &[address], &[])].into()
+}
+
+#[test]
+fn an_address_of_the_host_is_where_a_node_has_it() {
+    let node = |address: &str, selectors: &[_], assigned: &[_], nodes: &Nodes| {
+        let outcomes = assign(&of_host(address, selectors.iter().cloned().collect(), assigned), nodes);
+        assert!(outcomes[&key("plain")].items.is_empty(), "another policy never has it");
+        node_of(&outcomes, "a", address).map(str::to_owned)
+    };
+    let nodes = having();
+    let found = node(OWN, &[], &[], &nodes).expect("a node");
+    assert!(["n2", "n3"].contains(&found.as_str()), "{found}");
+    assert_eq!(node(OWN, &[equals("rack", "1")], &[], &nodes).as_deref(), Some("n2"));
+    for held in ["n2", "n3"] {
+        assert_eq!(node(OWN, &[], &[(held, OWN)], &nodes).as_deref(), Some(held), "it stays");
+    }
+    assert_eq!(node(OWN, &[], &[("n1", OWN)], &nodes), Some(found), "n1 does not have it");
+    let mut moved = nodes.clone();
+    Arc::make_mut(moved.get_mut("n2").expect("a node")).host_cidrs.clear();
+    assert_eq!(node(OWN, &[], &[("n2", OWN)], &moved).as_deref(), Some("n3"), "it moves with the address");
+    // A kubelet may list any address on its own Node.
+    let mut claimed = nodes.clone();
+    Arc::make_mut(claimed.get_mut("n3").expect("a node")).host_cidrs.push(net("172.18.0.1/16"));
+    assert_eq!(node("172.18.0.1", &[], &[], &claimed).as_deref(), Some("n1"), "by which it is known");
+    for other in ["172.18.0.77", "10.244.2.2"] {
+        let outcomes = assign(&of_host(other, NodeSelectors::new(), &[]), &nodes);
+        assert_eq!(node_of(&outcomes, "a", other), None, "{other}");
+    }
+    let outcomes = assign(&of_host("172.18.0.77", NodeSelectors::new(), &[]), &labelled());
+    assert!(node_of(&outcomes, "plain", "172.18.0.77").is_some(), "and it keeps no other policy from an address");
+}
+
+fn labelled() -> Nodes {
+    having().into_iter().map(|(name, node)| (name, Arc::new(Node { assignable: true, ..(*node).clone() }))).collect()
 }

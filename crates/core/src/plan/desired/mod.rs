@@ -15,7 +15,7 @@ use crate::model::policy::{
 use crate::model::settings::{NodeSettings, OnUnassigned, UnknownPods};
 use crate::model::state::{
     AddressByPolicy, EgressId, Family, KernelState, NOT_NUMBERED, NodeAddress, OnUnknownPod, Place, PodOwner, PodState,
-    Policy, Prefix, PrefixKind, Slot, WhenEmpty, family_of,
+    Policy, Prefix, PrefixKind, SharedWith, Slot, WhenEmpty, family_of,
 };
 use crate::model::view::ClusterView;
 use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
@@ -36,7 +36,7 @@ pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
     let mut cluster = prefixes(view, settings, egress_ips);
     let mut room = ServiceRoom::default();
     room.follow(&view.services, &nodes, &mut cluster);
-    let (entries, owned, shared) = entries(view, settings, &selection, &nodes);
+    let (entries, owned, shared) = entries(view, (settings, own), &selection, &nodes);
     let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
     let (pods, owners, exposed, classes, handovers) = Default::default();
     let mut state = KernelState {
@@ -115,8 +115,11 @@ pub(super) fn put_pod(
 /// Brings the ports of Services at shared addresses up to the view: addresses of this node, and those that it hands over
 /// or takes over. Returns the changed addresses.
 pub fn put_service_ports(view: &ClusterView, state: &mut KernelState) -> BTreeSet<IpAddr> {
-    let owned = state.shared.iter().filter_map(|id| state.owned.get(id).copied());
-    let moving = state.handovers.values().filter(|handover| handover.is_shared).map(|handover| handover.address);
+    let of_service = |with: SharedWith| with == SharedWith::Service;
+    let owned =
+        state.shared.iter().filter(|(_, with)| of_service(**with)).filter_map(|(id, _)| state.owned.get(id).copied());
+    let moving = state.handovers.values().filter(|handover| handover.shared_with.is_some_and(of_service));
+    let moving = moving.map(|handover| handover.address);
     let shared: BTreeSet<IpAddr> = owned.chain(moving).collect();
     let mut put = |address: &IpAddr| {
         let ports = view.services.ports_at(*address);
@@ -162,23 +165,29 @@ type Entries = BTreeMap<(EgressId, Family), Policy>;
 /// controller writes no contradictions; a status by a foreign writer must not make nodes disagree.
 fn entries(
     view: &ClusterView,
-    settings: &NodeSettings,
+    (settings, own): (&NodeSettings, &Node),
     selection: &Selection,
     nodes_own: &BTreeMap<IpAddr, NodeAddress>,
-) -> (Entries, AddressByPolicy, BTreeSet<EgressId>) {
-    let (mut entries, mut owned, mut shared) = (Entries::new(), AddressByPolicy::new(), BTreeSet::new());
+) -> (Entries, AddressByPolicy, BTreeMap<EgressId, SharedWith>) {
+    let (mut entries, mut owned, mut shared) = (Entries::new(), AddressByPolicy::new(), BTreeMap::new());
     let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
     let mut node_of: BTreeMap<IpAddr, &str> = BTreeMap::new();
     for policy in by_rank(view.policies.values()) {
         let listed = policy.addresses();
+        let is_of_host = policy.address_use == AddressUse::OfHost;
+        // A node that owned its own address as others would drop its own traffic. One that does not have an address that it
+        // should have would send with an address of another host.
+        let is_right = |address: &IpAddr, node: &str| match is_of_host {
+            true => node != settings.node_name || own.has(*address),
+            false => !nodes_own.contains_key(address),
+        };
         let mut items: Vec<(IpAddr, &str)> = policy
             .published
             .items
             .iter()
             .filter_map(|item| parse_egress_ip(&item.egress_ip).map(|address| (address, item.node.as_str())))
-            // A node that owned its own address would drop its own traffic. An address that the policy does not list is
-            // not served, whatever the status contains.
-            .filter(|(address, _)| !nodes_own.contains_key(address) && listed.contains(address))
+            // An address that the policy does not list is not served, whatever the status contains.
+            .filter(|(address, node)| is_right(address, node) && listed.contains(address))
             .collect();
         items.sort_unstable();
         let mut nodes = BTreeSet::new();
@@ -195,14 +204,14 @@ fn entries(
             let Some(id) = ids.of(family_of(address)) else { continue };
             if node == settings.node_name {
                 owned.insert(id, address);
-                shared.extend((policy.address_use == AddressUse::OfService).then_some(id));
+                shared.extend(policy.address_use.shared_with().map(|with| (id, with)));
                 slots.push(Slot { address, place: Place::Here });
             } else if let Some(endpoint) = view.nodes.get(node).and_then(|node| node.endpoint()) {
                 slots.push(Slot { address, place: Place::Remote(endpoint) });
             }
         }
         let is_served = |address: &IpAddr| slots.iter().any(|slot| slot.address == *address);
-        let is_pending = |address: &&IpAddr| !is_served(address) && !nodes_own.contains_key(*address);
+        let is_pending = |address: &&IpAddr| !is_served(address) && (is_of_host || !nodes_own.contains_key(*address));
         let pending: Vec<IpAddr> = listed.iter().filter(is_pending).copied().collect();
         for family in [Family::V4, Family::V6] {
             let Some(id) = ids.of(family) else { continue };
@@ -293,6 +302,8 @@ fn egress_ips(
         let kind = match policy.address_use {
             AddressUse::OfService => PrefixKind::Service,
             AddressUse::EgressOnly => PrefixKind::EgressIp,
+            // The entries of nodes have them.
+            AddressUse::OfHost => continue,
         };
         let listed = policy.addresses();
         let items = policy.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));

@@ -453,11 +453,39 @@ fn an_egress_service_precedes_an_egress_ip_and_shares_its_address() {
     let other = policy("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
     let state = compiled(&view(vec![other, service], vec![("web", pod("10.244.1.10"))]));
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(5)));
-    assert_eq!(state.shared, BTreeSet::from([EgressId(5), EgressId(6)]), "one address of each family on one node");
+    let both = [EgressId(5), EgressId(6)].map(|id| (id, SharedWith::Service));
+    assert_eq!(state.shared, BTreeMap::from(both), "one address of each family on one node");
     assert_eq!(state.owned[&EgressId(6)], ip("fd00:172:18::200"));
     let kind = |address: &str| state.cluster.get(&net(address)).map(|prefix| prefix.kind);
     assert_eq!(kind("172.18.0.200/32"), Some(PrefixKind::Service));
     assert_eq!(kind("172.18.0.100/32"), Some(PrefixKind::EgressIp));
+}
+
+/// `n1` has 10.10.10.1 on an interface, `n2` 10.10.10.2.
+#[test]
+fn an_address_of_the_host_is_served_by_the_node_that_has_it() {
+    let of_host = |address: &str, node: &str| EgressPolicy {
+        address_use: AddressUse::OfHost,
+        ..policy("a", &[address], &[(node, address)])
+    };
+    let compiled = |address: &str, node: &str| compiled(&view(vec![of_host(address, node)], vec![]));
+    let here = compiled("10.10.10.1", "n1");
+    assert_eq!(here.owned, BTreeMap::from([(EgressId(1), ip("10.10.10.1"))]));
+    assert_eq!(here.shared, BTreeMap::from([(EgressId(1), SharedWith::Host)]));
+    assert_eq!(v4_policy(&here).slots, [Slot { address: ip("10.10.10.1"), place: Place::Here }]);
+    let is_own = NodeAddress { own: true, node: TunnelEndpoint(ip("172.18.0.1")) };
+    assert_eq!(here.nodes.get(&ip("10.10.10.1")), Some(&is_own), "pods reach the node by it");
+    assert!(!here.cluster.contains_key(&net("10.10.10.1/32")), "the host may send with it");
+
+    let there = compiled("10.10.10.2", "n2");
+    assert_eq!(v4_policy(&there).slots[0].place, Place::Remote(TunnelEndpoint(ip("172.18.0.2"))));
+    assert!(there.owned.is_empty());
+    // The assignment is older than the loss of the address.
+    let lost = compiled("10.10.10.77", "n1");
+    assert!(lost.owned.is_empty() && v4_policy(&lost).slots.is_empty());
+    assert_eq!((&v4_policy(&lost).pending, v4_policy(&lost).when_empty), (&vec![ip("10.10.10.77")], WhenEmpty::Drop));
+    let plain = compiled_with(&view(vec![policy("a", &["10.10.10.1"], &[("n1", "10.10.10.1")])], vec![]), &settings());
+    assert!(plain.owned.is_empty(), "as before of a policy that does not say so");
 }
 
 /// With one table by name and number, addresses of both families, and pods of both modes.

@@ -97,7 +97,7 @@ fn peer() -> TunnelEndpoint {
 }
 
 fn moving(stage: HandoverStage) -> HandoverState {
-    HandoverState { stage, address: ip(A), peer: peer(), is_shared: false }
+    HandoverState { stage, address: ip(A), peer: peer(), shared_with: None }
 }
 
 #[tokio::test]
