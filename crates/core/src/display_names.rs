@@ -11,7 +11,7 @@ pub struct Names {
     pub node: Option<String>,
     /// `namespace/name` of this node's pods, by address.
     pub pods: BTreeMap<IpAddr, String>,
-    /// EgressIP objects by egress ID.
+    /// The objects that users wrote, by egress ID.
     pub objects: BTreeMap<u32, String>,
     /// Nodes by their tunnel endpoint.
     pub nodes: BTreeMap<IpAddr, String>,

@@ -6,33 +6,21 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
-use futures::StreamExt;
 use kube::Client;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::change_queue::ChangeReceiver;
-use crate::controller::egress_services::timed;
+use crate::controller::conversion::{self, AssignedPolicies, Conversion, all, timed};
 use egress_core::antrea::{Allocation, NotAllocated, PoolProblem, assignment_name, status};
-use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind, RuleSource, SourceKind};
-use egress_core::model::view::{Change, Update};
-use egress_kube::antrea::{AntreaView, AntreaWriter, StoredEgress, assignment_spec, watches};
+use egress_core::model::policy::{EgressPolicy, RuleSource, SourceKind};
+use egress_kube::antrea::{AntreaChange, AntreaView, AntreaWriter, StoredEgress, assignment_spec, watches};
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::assignments::AssignmentWriter;
 use egress_kube::events::{Events, Regarding};
 use egress_kube::leader_election::Leadership;
-use egress_kube::policy::status::{WriteError, WriteErrorLog};
-
-/// Changes that are taken together.
-const AT_ONCE: usize = 1024;
-/// Pause after a failed write without any change.
-const RETRY: Duration = Duration::from_secs(1);
-/// How many writes are under way at once.
-const PARALLEL: usize = 16;
+use egress_kube::policy::status::WriteError;
 
 /// What the task needs.
 pub(super) struct AntreaTask {
@@ -44,107 +32,61 @@ pub(super) struct AntreaTask {
 
 impl AntreaTask {
     /// Runs until stopped.
-    pub(super) async fn run(self, mut policies: ChangeReceiver, stop: CancellationToken) {
-        let Self { client, outages, events, mut leadership } = self;
-        let mut changes = watches(&client, &outages).ready_chunks(AT_ONCE);
-        let mut state = AntreaState {
+    pub(super) async fn run(self, policies: ChangeReceiver, stop: CancellationToken) {
+        let Self { client, outages, events, leadership } = self;
+        let conversion = AntreaConversion {
             view: AntreaView::default(),
-            policies: None,
             reported: BTreeMap::new(),
             reported_pools: BTreeMap::new(),
-            write_errors: WriteErrorLog::default(),
             assignments: AssignmentWriter::new(&client),
             writer: AntreaWriter::new(&client),
             events,
-            led: false,
         };
-        // Renewals of the Lease come more often than a pause is long, so it is a point in time.
-        let mut retry_at: Option<Instant> = None;
-        loop {
-            let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now));
-            tokio::select! {
-                () = stop.cancelled() => return,
-                Some(changes) = changes.next() => changes.into_iter().for_each(|change| state.view.apply(change)),
-                changes = policies.take() => match changes {
-                    Some(changes) => changes.into_iter().for_each(|change| state.apply(change)),
-                    None => return,
-                },
-                alive = leadership.changed() => {
-                    if !alive {
-                        return;
-                    }
-                    // A renewal alone changes nothing.
-                    if state.led == leadership.leads() {
-                        continue;
-                    }
-                }
-                () = retry, if retry_at.is_some() => {}
-            }
-            state.led = leadership.leads();
-            if !state.led {
-                (retry_at, state.reported, state.reported_pools) = (None, BTreeMap::new(), BTreeMap::new());
-                continue;
-            }
-            if state.view.is_whole() && state.policies.is_some() {
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    is_complete = state.pass(&leadership) => retry_at = (!is_complete).then(|| Instant::now() + RETRY),
-                }
-            }
-        }
+        let watches = watches(&client, &outages);
+        conversion::run(conversion, "what becomes of Egresses", watches, (policies, leadership), stop).await;
     }
 }
 
 /// What is known, and what has been said.
-struct AntreaState {
+struct AntreaConversion {
     view: AntreaView,
-    /// The assignments as policies: what the leader has written to them.
-    policies: Option<Policies>,
     /// The events that have been published, by the UID of the Egress.
     reported: BTreeMap<String, NotAllocated>,
     /// The same of pools.
     reported_pools: BTreeMap<String, PoolProblem>,
-    write_errors: WriteErrorLog,
     assignments: AssignmentWriter,
     writer: AntreaWriter,
     events: Events,
-    led: bool,
 }
 
-impl AntreaState {
-    fn apply(&mut self, change: Change) {
-        let Change::Policies(update) = change else { return };
-        match update {
-            Update::Replaced(all) => {
-                self.policies = Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::Assignment).collect());
-            }
-            Update::Changed(key, policy) if key.kind == PolicyKind::Assignment => {
-                self.policies.iter_mut().for_each(|all| drop(all.insert(key.clone(), Arc::clone(&policy))));
-            }
-            Update::Removed(key) => self.policies.iter_mut().for_each(|all| drop(all.remove(&key))),
-            Update::Changed(..) => {}
-        }
+impl Conversion for AntreaConversion {
+    type Change = AntreaChange;
+
+    fn apply(&mut self, change: AntreaChange) {
+        self.view.apply(change);
     }
 
-    /// Writes what differs. Returns whether all of it is written.
-    async fn pass(&mut self, leadership: &Leadership) -> bool {
+    fn is_whole(&self) -> bool {
+        self.view.is_whole()
+    }
+
+    fn forget_reported(&mut self) {
+        self.reported.clear();
+        self.reported_pools.clear();
+    }
+
+    async fn pass(&mut self, policies: &AssignedPolicies, leadership: &Leadership) -> Vec<WriteError> {
         let allocation = self.view.inputs().allocate();
         self.report(&allocation);
         let mut errors = Vec::new();
         self.write_addresses(&allocation, leadership, &mut errors).await;
         self.write_assignments(&allocation, leadership, &mut errors).await;
-        self.write_statuses(&allocation, leadership, &mut errors).await;
-        match errors.first() {
-            Some(error) if self.write_errors.is_due(error.code(), std::time::Instant::now()) => {
-                warn!(others = errors.len() - 1, %error, "cannot write what becomes of Egresses; trying again");
-            }
-            Some(_) => {}
-            None if self.write_errors.ends() => info!("what becomes of Egresses is written again"),
-            None => {}
-        }
-        errors.is_empty()
+        self.write_statuses(&allocation, (policies, leadership), &mut errors).await;
+        errors
     }
+}
 
+impl AntreaConversion {
     async fn write_addresses(&self, allocation: &Allocation, leadership: &Leadership, errors: &mut Vec<WriteError>) {
         let chosen = allocation.chosen.iter().filter_map(|(name, addresses)| {
             let stored = self.view.egresses.get(name)?;
@@ -175,10 +117,15 @@ impl AntreaState {
         errors.extend(all(changed.collect()).await.into_iter().filter_map(Result::err));
     }
 
-    async fn write_statuses(&self, allocation: &Allocation, leadership: &Leadership, errors: &mut Vec<WriteError>) {
+    async fn write_statuses(
+        &self,
+        allocation: &Allocation,
+        (policies, leadership): (&AssignedPolicies, &Leadership),
+        errors: &mut Vec<WriteError>,
+    ) {
         let statuses = allocation.egresses.iter().filter_map(|(name, outcome)| {
             let stored = self.view.egresses.get(name)?;
-            let policy = outcome.as_ref().ok().and_then(|addresses| self.policy(allocation, addresses));
+            let policy = outcome.as_ref().ok().and_then(|addresses| policy(policies, allocation, addresses));
             let status = status(&stored.object, outcome, policy);
             Some(async move {
                 let mut is_new = false;
@@ -198,16 +145,6 @@ impl AntreaState {
             let used = allocation.used.get(name).copied().unwrap_or_default();
             errors.extend(timed(leadership, self.writer.set_usage(name, stored, used)).await.err());
         }
-    }
-
-    /// The policy of the assignment that has these addresses.
-    fn policy(&self, allocation: &Allocation, addresses: &[IpAddr]) -> Option<&EgressPolicy> {
-        let group = |address: &IpAddr| allocation.groups.values().find(|group| group.addresses.contains(address));
-        let first = addresses.first().and_then(|first| {
-            if allocation.groups.contains_key(first) { Some(*first) } else { group(first)?.addresses.first().copied() }
-        })?;
-        let key = PolicyKey { kind: PolicyKind::Assignment, name: assignment_name(first) };
-        self.policies.as_ref()?.get(&key).map(|policy| &**policy)
     }
 
     /// As Antrea's agents do.
@@ -254,9 +191,17 @@ impl AntreaState {
     }
 }
 
-/// Performs all writes, a few at a time.
-async fn all<F: Future>(writes: Vec<F>) -> Vec<F::Output> {
-    futures::stream::iter(writes).buffer_unordered(PARALLEL).collect().await
+/// The policy of the assignment that has these addresses.
+fn policy<'a>(
+    policies: &'a AssignedPolicies,
+    allocation: &Allocation,
+    addresses: &[IpAddr],
+) -> Option<&'a EgressPolicy> {
+    let group = |address: &IpAddr| allocation.groups.values().find(|group| group.addresses.contains(address));
+    let first = addresses.first().and_then(|first| {
+        if allocation.groups.contains_key(first) { Some(*first) } else { group(first)?.addresses.first().copied() }
+    })?;
+    policies.get(assignment_name(first))
 }
 
 fn source(name: &str, stored: &StoredEgress) -> RuleSource {

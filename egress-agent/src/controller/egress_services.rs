@@ -5,36 +5,26 @@
 //! nodes, and by none before its programs translate: a label is set once the assignment is served.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 
-use futures::StreamExt;
 use kube::Client;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::change_queue::ChangeReceiver;
+use crate::controller::conversion::{self, AssignedPolicies, Conversion, timed};
 use egress_core::egress_service::{
     ALL_HOSTS, NotAssigned, WantedAssignment, assignment_name, host, host_label, label_changes,
 };
-use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind};
 use egress_core::model::services::ServiceKey;
-use egress_core::model::view::{Change, Update};
 use egress_core::status::conditions::ASSIGNED;
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::assignments::{AssignmentWriter, StoredAssignment};
-use egress_kube::egress_service::{EgressServiceView, EgressServiceWriter, assignment_spec, watches};
+use egress_kube::egress_service::{
+    EgressServiceChange, EgressServiceView, EgressServiceWriter, assignment_spec, watches,
+};
 use egress_kube::events::Events;
 use egress_kube::leader_election::Leadership;
-use egress_kube::policy::status::{WriteError, WriteErrorLog};
-
-/// Changes that are taken together.
-const AT_ONCE: usize = 1024;
-/// Pause after a failed write without any change.
-const RETRY: Duration = Duration::from_secs(1);
-/// Timeout of one write.
-const TIMEOUT: Duration = Duration::from_secs(10);
+use egress_kube::policy::status::WriteError;
 
 /// What the task needs.
 pub(super) struct EgressServiceTask {
@@ -48,95 +38,43 @@ pub(super) struct EgressServiceTask {
 
 impl EgressServiceTask {
     /// Runs until stopped.
-    pub(super) async fn run(self, mut policies: ChangeReceiver, stop: CancellationToken) {
-        let Self { client, outages, events, mut leadership, removes_others } = self;
-        let mut changes = watches(&client, &outages).ready_chunks(AT_ONCE);
+    pub(super) async fn run(self, policies: ChangeReceiver, stop: CancellationToken) {
+        let Self { client, outages, events, leadership, removes_others } = self;
+        let watches = watches(&client, &outages);
         let (assignments, writer) = (AssignmentWriter::new(&client), EgressServiceWriter::new(client));
-        let mut state = EgressServiceState {
-            view: EgressServiceView::default(),
-            policies: None,
-            reported: BTreeMap::new(),
-            write_errors: WriteErrorLog::default(),
-            removes_others,
-            assignments,
-            writer,
-            events,
-            led: false,
-        };
-        // Renewals of the Lease come more often than a pause is long, so it is a point in time.
-        let mut retry_at: Option<Instant> = None;
-        loop {
-            let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now));
-            tokio::select! {
-                () = stop.cancelled() => return,
-                Some(changes) = changes.next() => changes.into_iter().for_each(|change| state.view.apply(change)),
-                changes = policies.take() => match changes {
-                    Some(changes) => changes.into_iter().for_each(|change| state.apply(change)),
-                    None => return,
-                },
-                alive = leadership.changed() => {
-                    if !alive {
-                        return;
-                    }
-                    // A renewal alone changes nothing.
-                    if state.led == leadership.leads() {
-                        continue;
-                    }
-                }
-                () = retry, if retry_at.is_some() => {}
-            }
-            state.led = leadership.leads();
-            if !state.led {
-                (retry_at, state.reported) = (None, BTreeMap::new());
-                continue;
-            }
-            if state.view.is_whole() && state.policies.is_some() {
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    is_complete = state.pass(&leadership) => retry_at = (!is_complete).then(|| Instant::now() + RETRY),
-                }
-            }
-        }
+        let (view, reported) = (EgressServiceView::default(), BTreeMap::new());
+        let conversion = EgressServiceConversion { view, reported, removes_others, assignments, writer, events };
+        conversion::run(conversion, "what becomes of EgressServices", watches, (policies, leadership), stop).await;
     }
 }
 
 /// What is known, and what has been said.
-struct EgressServiceState {
+struct EgressServiceConversion {
     view: EgressServiceView,
-    /// The assignments as policies: what the leader has written to them.
-    policies: Option<Policies>,
     /// The events that have been published, by the UID of the EgressService.
     reported: BTreeMap<String, NotAssigned>,
-    write_errors: WriteErrorLog,
     removes_others: bool,
     assignments: AssignmentWriter,
     writer: EgressServiceWriter,
     events: Events,
-    led: bool,
 }
 
-impl EgressServiceState {
-    fn apply(&mut self, change: Change) {
-        let Change::Policies(update) = change else { return };
-        match update {
-            Update::Replaced(all) => {
-                self.policies = Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::Assignment).collect());
-            }
-            Update::Changed(key, policy) if key.kind == PolicyKind::Assignment => {
-                self.policies.iter_mut().for_each(|all| drop(all.insert(key.clone(), Arc::clone(&policy))));
-            }
-            Update::Removed(key) => self.policies.iter_mut().for_each(|all| drop(all.remove(&key))),
-            Update::Changed(..) => {}
-        }
+impl Conversion for EgressServiceConversion {
+    type Change = EgressServiceChange;
+
+    fn apply(&mut self, change: EgressServiceChange) {
+        self.view.apply(change);
     }
 
-    fn policy(&self, key: &ServiceKey) -> Option<&EgressPolicy> {
-        let key = PolicyKey { kind: PolicyKind::Assignment, name: assignment_name(key) };
-        self.policies.as_ref()?.get(&key).map(|policy| &**policy)
+    fn is_whole(&self) -> bool {
+        self.view.is_whole()
     }
 
-    /// Writes what differs. Returns whether all of it is written.
-    async fn pass(&mut self, leadership: &Leadership) -> bool {
+    fn forget_reported(&mut self) {
+        self.reported.clear();
+    }
+
+    async fn pass(&mut self, policies: &AssignedPolicies, leadership: &Leadership) -> Vec<WriteError> {
         let wanted = self.view.inputs.wanted();
         self.report(&wanted);
         let mut errors = Vec::new();
@@ -144,7 +82,7 @@ impl EgressServiceState {
         let mut hosts = BTreeMap::new();
         for (key, outcome) in &wanted {
             let known = self.view.inputs.egress_services.get(key).and_then(|service| service.host.as_deref());
-            let policy = self.policy(key).filter(|_| outcome.is_ok());
+            let policy = policies.get(assignment_name(key)).filter(|_| outcome.is_ok());
             let items = policy.map(|policy| policy.published.items.as_slice()).unwrap_or_default();
             let host = match self.view.inputs.is_by_own_nodes(key) {
                 true => ALL_HOSTS.to_owned(),
@@ -180,10 +118,11 @@ impl EgressServiceState {
                 }
             }
         }
-        self.log(&errors);
-        errors.is_empty()
+        errors
     }
+}
 
+impl EgressServiceConversion {
     async fn write_assignments(
         &self,
         wanted: &BTreeMap<ServiceKey, Result<WantedAssignment, NotAssigned>>,
@@ -229,26 +168,4 @@ impl EgressServiceState {
         }
         self.reported = reported;
     }
-
-    fn log(&mut self, errors: &[WriteError]) {
-        match errors.first() {
-            Some(error) if self.write_errors.is_due(error.code(), std::time::Instant::now()) => {
-                warn!(others = errors.len() - 1, %error, "cannot write what becomes of EgressServices; trying again");
-            }
-            Some(_) => {}
-            None if self.write_errors.ends() => info!("what becomes of EgressServices is written again"),
-            None => {}
-        }
-    }
-}
-
-/// A write, unless this controller leads no more.
-pub(super) async fn timed(
-    leadership: &Leadership,
-    write: impl Future<Output = Result<(), WriteError>>,
-) -> Result<(), WriteError> {
-    if !leadership.leads() {
-        return Err(WriteError::Stale);
-    }
-    tokio::time::timeout(TIMEOUT, write).await.unwrap_or(Err(WriteError::Timeout))
 }

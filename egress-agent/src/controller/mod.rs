@@ -12,6 +12,7 @@
 
 mod antrea;
 pub mod cluster_metrics;
+mod conversion;
 mod egress_services;
 mod fan_out;
 pub mod ledger;

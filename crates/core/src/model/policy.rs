@@ -496,6 +496,18 @@ impl EgressPolicy {
         &self.origin.key.name
     }
 
+    /// What users wrote, for tables: the name of an EgressIP object, else kind and name of the first object that has these
+    /// addresses, and how many more have them.
+    pub fn written_as(&self) -> String {
+        match self.rules.as_deref() {
+            Some([first, others @ ..]) if self.key().kind == PolicyKind::Assignment => match others.len() {
+                0 => first.source.to_string(),
+                more => format!("{} and {more} more", first.source),
+            },
+            _ => self.name().to_owned(),
+        }
+    }
+
     /// The precedence of policies, the same on every node: that of the first rule. An assignment without readable rules comes
     /// last.
     pub fn rank(&self) -> (SourceKind, CreationTimestamp, &str) {
@@ -554,6 +566,19 @@ pub fn listed_family(text: &str) -> Family {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::origin;
+
+    #[test]
+    fn tables_name_what_users_wrote() {
+        let own = EgressPolicy::new(origin("web", 1));
+        assert_eq!(own.written_as(), "web");
+        let service = own.of_service(1).with_rules(|rule| rule.source.namespace = "shop".into());
+        assert_eq!(service.written_as(), "EgressService shop/web");
+        let mut shared = service.clone();
+        let rules = service.rules.expect("rules");
+        shared.rules = Some([rules.clone(), rules.clone(), rules].concat());
+        assert_eq!(shared.written_as(), "EgressService shop/web and 2 more");
+    }
 
     #[test]
     fn egress_ips_are_parsed_strictly_and_made_canonical() {

@@ -93,7 +93,7 @@ impl<E: Executor> Reconciler<E> {
             Some((*address, format!("{namespace}/{name}")))
         });
         let policies = view.policies.values();
-        let objects = policies.flat_map(|object| object.published.ids.all().map(|id| (id.0, object.name().to_owned())));
+        let objects = policies.flat_map(|object| object.published.ids.all().map(|id| (id.0, object.written_as())));
         let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
         Names {
             node: Some(self.coordination.ownership.node_name().to_owned()),
