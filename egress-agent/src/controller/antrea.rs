@@ -38,6 +38,7 @@ impl AntreaTask {
             view: AntreaView::default(),
             reported: BTreeMap::new(),
             reported_pools: BTreeMap::new(),
+            written_from: BTreeMap::new(),
             assignments: AssignmentWriter::new(&client),
             writer: AntreaWriter::new(&client),
             events,
@@ -54,6 +55,9 @@ struct AntreaConversion {
     reported: BTreeMap<String, NotAllocated>,
     /// The same of pools.
     reported_pools: BTreeMap<String, PoolProblem>,
+    /// The versions of Egresses that this leader has written to. Until the watch shows another one, it knows no more than
+    /// before, and would write the same again.
+    written_from: BTreeMap<String, String>,
     assignments: AssignmentWriter,
     writer: AntreaWriter,
     events: Events,
@@ -73,11 +77,14 @@ impl Conversion for AntreaConversion {
     fn forget_reported(&mut self) {
         self.reported.clear();
         self.reported_pools.clear();
+        self.written_from.clear();
     }
 
     async fn pass(&mut self, policies: &AssignedPolicies, leadership: &Leadership) -> Vec<WriteError> {
         let allocation = self.view.inputs().allocate();
         self.report(&allocation);
+        let egresses = &self.view.egresses;
+        self.written_from.retain(|name, from| egresses.get(name).is_some_and(|stored| stored.version() == from));
         let mut errors = Vec::new();
         self.write_addresses(&allocation, leadership, &mut errors).await;
         self.write_assignments(&allocation, leadership, &mut errors).await;
@@ -87,18 +94,48 @@ impl Conversion for AntreaConversion {
 }
 
 impl AntreaConversion {
-    async fn write_addresses(&self, allocation: &Allocation, leadership: &Leadership, errors: &mut Vec<WriteError>) {
+    async fn write_addresses(
+        &mut self,
+        allocation: &Allocation,
+        leadership: &Leadership,
+        errors: &mut Vec<WriteError>,
+    ) {
         let chosen = allocation.chosen.iter().filter_map(|(name, addresses)| {
-            let stored = self.view.egresses.get(name)?;
+            let stored = self.current(name)?;
+            let writer = &self.writer;
             Some(async move {
-                let written = timed(leadership, self.writer.allocate(name, stored, addresses)).await;
+                let written = timed(leadership, writer.allocate(name, stored, addresses)).await;
                 if written.is_ok() {
                     info!(egress = name, ?addresses, "address allocated");
                 }
-                written.err()
+                (name, written.map(|()| true))
             })
         });
-        errors.extend(all(chosen.collect()).await.into_iter().flatten());
+        let outcomes = all(chosen.collect()).await;
+        for (name, _) in outcomes.iter().filter(|(_, written)| written.is_ok()) {
+            let addresses = allocation.chosen.get(*name).map(Vec::as_slice).unwrap_or_default();
+            self.view.note_allocated(name, addresses);
+        }
+        self.note(outcomes, errors);
+    }
+
+    /// The Egress, if the watch has shown what this leader last wrote to it.
+    fn current(&self, name: &str) -> Option<&StoredEgress> {
+        self.view.egresses.get(name).filter(|_| !self.written_from.contains_key(name))
+    }
+
+    /// Notes the writes of Egresses: whether each has changed it.
+    fn note(&mut self, outcomes: Vec<(&String, Result<bool, WriteError>)>, errors: &mut Vec<WriteError>) {
+        for (name, written) in outcomes {
+            match written {
+                Ok(true) => {
+                    let version = self.view.egresses.get(name).map(|stored| stored.version().to_owned());
+                    self.written_from.extend(version.map(|version| (name.clone(), version)));
+                }
+                Ok(false) => {}
+                Err(error) => errors.push(error),
+            }
+        }
     }
 
     async fn write_assignments(&self, allocation: &Allocation, leadership: &Leadership, errors: &mut Vec<WriteError>) {
@@ -118,29 +155,30 @@ impl AntreaConversion {
     }
 
     async fn write_statuses(
-        &self,
+        &mut self,
         allocation: &Allocation,
         (policies, leadership): (&AssignedPolicies, &Leadership),
         errors: &mut Vec<WriteError>,
     ) {
         let statuses = allocation.egresses.iter().filter_map(|(name, outcome)| {
-            let stored = self.view.egresses.get(name)?;
+            let stored = self.current(name)?;
             let policy = outcome.as_ref().ok().and_then(|addresses| policy(policies, allocation, addresses));
+            // Another Egress may have had the addresses a moment ago.
+            let has_rule =
+                |policy: &&EgressPolicy| policy.rules.iter().flatten().any(|rule| rule.source.uid == stored.object.uid);
+            let policy = policy.filter(has_rule);
             let status = status(&stored.object, outcome, policy);
+            let this = &*self;
             Some(async move {
-                let mut is_new = false;
-                let written = timed(leadership, async {
-                    is_new = self.writer.set_status(name, stored, &status).await?;
-                    Ok(())
-                });
-                let failed = written.await.err();
-                if is_new && stored.node() != status.node {
-                    self.note_node(name, stored, (&status.node, &status.address));
+                let written = timed(leadership, this.writer.set_status(name, stored, &status)).await;
+                if matches!(written, Ok(true)) && stored.node() != status.node {
+                    this.note_node(name, stored, (&status.node, &status.address));
                 }
-                failed
+                (name, written)
             })
         });
-        errors.extend(all(statuses.collect()).await.into_iter().flatten());
+        let outcomes = all(statuses.collect()).await;
+        self.note(outcomes, errors);
         for (name, stored) in &self.view.pools {
             let used = allocation.used.get(name).copied().unwrap_or_default();
             errors.extend(timed(leadership, self.writer.set_usage(name, stored, used)).await.err());

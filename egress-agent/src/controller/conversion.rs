@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -72,6 +72,10 @@ pub(super) async fn run<C: Conversion>(
             }
             () = retry, if retry_at.is_some() => {}
         }
+        // A pass writes much, and each write is a change. Half of them would look as if the other half had been lost.
+        while let Some(Some(changes)) = changes.next().now_or_never() {
+            changes.into_iter().for_each(|change| conversion.apply(change));
+        }
         led = leadership.leads();
         if !led {
             retry_at = None;
@@ -127,10 +131,10 @@ impl AssignedPolicies {
 }
 
 /// A write, unless this controller leads no more.
-pub(super) async fn timed(
+pub(super) async fn timed<T>(
     leadership: &Leadership,
-    write: impl Future<Output = Result<(), WriteError>>,
-) -> Result<(), WriteError> {
+    write: impl Future<Output = Result<T, WriteError>>,
+) -> Result<T, WriteError> {
     if !leadership.leads() {
         return Err(WriteError::Stale);
     }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::change_queue::ChangeReceiver;
-use crate::controller::conversion::{self, AssignedPolicies, Conversion, timed};
+use crate::controller::conversion::{self, AssignedPolicies, Conversion, all, timed};
 use egress_core::egress_service::{
     ALL_HOSTS, NotAssigned, WantedAssignment, assignment_name, host, host_label, label_changes,
 };
@@ -79,7 +79,7 @@ impl Conversion for EgressServiceConversion {
         self.report(&wanted);
         let mut errors = Vec::new();
         self.write_assignments(&wanted, leadership, &mut errors).await;
-        let mut hosts = BTreeMap::new();
+        let (mut hosts, mut changed) = (BTreeMap::new(), Vec::new());
         for (key, outcome) in &wanted {
             let known = self.view.inputs.egress_services.get(key).and_then(|service| service.host.as_deref());
             let policy = policies.get(assignment_name(key)).filter(|_| outcome.is_ok());
@@ -92,11 +92,7 @@ impl Conversion for EgressServiceConversion {
                 .and_then(|policy| policy.published.conditions.get(ASSIGNED))
                 .is_some_and(|(_, assigned)| assigned.status);
             if known.is_none() || known != Some(&host) {
-                let written = timed(leadership, self.writer.set_host(key, &host)).await;
-                if written.is_ok() && (known.is_some() || !host.is_empty()) {
-                    info!(namespace = key.namespace, egressservice = key.name, host, "host written");
-                }
-                errors.extend(written.err());
+                changed.push((key, host.clone(), known.is_some() || !host.is_empty()));
             }
             // Without a host there is nothing to announce; one that does not serve for a moment stays announced.
             let labelled = self.view.inputs.nodes.get(&host);
@@ -105,24 +101,54 @@ impl Conversion for EgressServiceConversion {
                 hosts.insert(key.clone(), host);
             }
         }
+        self.write_hosts(changed, leadership, &mut errors).await;
         let (remove, set) = label_changes(&self.view.inputs.nodes, &hosts);
-        let changes = remove.into_iter().map(|one| (one, None)).chain(set.into_iter().map(|one| (one, Some(""))));
-        for ((node, label), value) in changes {
-            let written = timed(leadership, self.writer.label(&node, &label, value)).await;
-            match written {
-                Ok(()) => info!(node, label, set = value.is_some(), "label of a node written"),
-                // Its new node must wait: two nodes would announce the addresses.
-                Err(error) => {
-                    errors.push(error);
-                    break;
-                }
-            }
+        let before = errors.len();
+        self.write_labels(&remove, None, leadership, &mut errors).await;
+        // The new nodes must wait: two would announce the addresses.
+        if errors.len() == before {
+            self.write_labels(&set, Some(""), leadership, &mut errors).await;
         }
         errors
     }
 }
 
 impl EgressServiceConversion {
+    /// Each with whether it is worth a line in the log.
+    async fn write_hosts(
+        &self,
+        changed: Vec<(&ServiceKey, String, bool)>,
+        leadership: &Leadership,
+        errors: &mut Vec<WriteError>,
+    ) {
+        let writes = changed.into_iter().map(|(key, host, is_news)| async move {
+            let written = timed(leadership, self.writer.set_host(key, &host)).await;
+            if written.is_ok() && is_news {
+                info!(namespace = key.namespace, egressservice = key.name, host, "host written");
+            }
+            written.err()
+        });
+        errors.extend(all(writes.collect()).await.into_iter().flatten());
+    }
+
+    /// Sets or removes these labels of nodes.
+    async fn write_labels(
+        &self,
+        labels: &[(String, String)],
+        value: Option<&str>,
+        leadership: &Leadership,
+        errors: &mut Vec<WriteError>,
+    ) {
+        let writes = labels.iter().map(|(node, label)| async move {
+            let written = timed(leadership, self.writer.label(node, label, value)).await;
+            if written.is_ok() {
+                info!(node, label, set = value.is_some(), "label of a node written");
+            }
+            written.err()
+        });
+        errors.extend(all(writes.collect()).await.into_iter().flatten());
+    }
+
     async fn write_assignments(
         &self,
         wanted: &BTreeMap<ServiceKey, Result<WantedAssignment, NotAssigned>>,
@@ -141,18 +167,18 @@ impl EgressServiceConversion {
         for (name, stored) in own.filter(|(name, _)| !specs.contains_key(*name)) {
             errors.extend(timed(leadership, self.assignments.unassign(name, stored)).await.err());
         }
-        for (name, spec) in &specs {
-            let stored = self.view.assignments.get(name);
+        let known = &self.view.assignments;
+        let changed = specs.iter().map(|(name, spec)| (name, spec, known.get(name)));
+        let changed = changed.filter(|(_, spec, stored)| stored.is_none_or(|stored| stored.spec != **spec));
+        let writes = changed.map(|(name, spec, stored)| async move {
             // One whose addresses are assigned does not become one that has none, nor the other way round: it is deleted
             // first, so that its addresses are released.
-            if let Some(other) = stored.filter(|stored| stored.spec["sourceIPBy"] != spec["sourceIPBy"]) {
-                errors.extend(timed(leadership, self.assignments.unassign(name, other)).await.err());
-                continue;
+            match stored.filter(|stored| stored.spec["sourceIPBy"] != spec["sourceIPBy"]) {
+                Some(other) => timed(leadership, self.assignments.unassign(name, other)).await.err(),
+                None => timed(leadership, self.assignments.assign(name, spec, stored)).await.err(),
             }
-            if stored.is_none_or(|stored| stored.spec != *spec) {
-                errors.extend(timed(leadership, self.assignments.assign(name, spec, stored)).await.err());
-            }
-        }
+        });
+        errors.extend(all(writes.collect()).await.into_iter().flatten());
     }
 
     /// Publishes why EgressServices have no assignment, once each.

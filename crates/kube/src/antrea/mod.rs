@@ -244,7 +244,7 @@ impl AntreaWriter {
         ignored(self.egresses.patch(name, &patch_params(), &patch).await, 404)
     }
 
-    /// Writes the status of an Egress where it differs.
+    /// Writes the status of an Egress where it differs. Returns whether that has changed the object.
     pub async fn set_status(
         &self,
         name: &str,
@@ -252,7 +252,8 @@ impl AntreaWriter {
         status: &EgressStatus,
     ) -> Result<bool, WriteError> {
         let EgressStatus { node, address, conditions } = status;
-        let now = Timestamp::now().to_string();
+        // To the second, as the API server's own times.
+        let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
         let known = |kind: &str| stored.status["conditions"].as_array()?.iter().find(|one| one["type"] == kind);
         let conditions: Vec<Value> = conditions
             .iter()
@@ -266,16 +267,17 @@ impl AntreaWriter {
                        "lastTransitionTime": since})
             })
             .collect();
-        let mut status = json!({"egressNode": node, "egressIP": address});
-        if let Some(status) = status.as_object_mut().filter(|_| !conditions.is_empty()) {
-            status.insert("conditions".to_owned(), json!(conditions));
-        }
-        if stored.status == status || (stored.status.is_null() && node.is_empty() && conditions.is_empty()) {
+        let said = |field: &str| stored.status[field].as_str().unwrap_or_default();
+        let known = stored.status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if (said("egressNode"), said("egressIP"), known) == (node.as_str(), address.as_str(), conditions.as_slice()) {
             return Ok(false);
         }
         let patch =
             Patch::Merge(json!({"status": {"egressNode": node, "egressIP": address, "conditions": conditions}}));
-        ignored(self.egresses.patch_status(name, &patch_params(), &patch).await, 404).map(|()| true)
+        match self.egresses.patch_status(name, &patch_params(), &patch).await {
+            Ok(object) => Ok(object.metadata.resource_version.as_deref() != Some(stored.version())),
+            answer => ignored(answer, 404).map(|()| false),
+        }
     }
 
     /// Writes the usage of a pool where it differs.
@@ -291,6 +293,11 @@ impl AntreaWriter {
 }
 
 impl StoredEgress {
+    /// As the API server counts it.
+    pub fn version(&self) -> &str {
+        &self.resource_version
+    }
+
     /// The node that its status names.
     pub fn node(&self) -> &str {
         self.status["egressNode"].as_str().unwrap_or_default()
@@ -317,6 +324,12 @@ impl AntreaView {
         if is_list {
             self.listed.insert(kind);
         }
+    }
+
+    /// Notes addresses that have been written to the spec, until the watch shows them: no other Egress may get them.
+    pub fn note_allocated(&mut self, name: &str, addresses: &[IpAddr]) {
+        let Some(Ok(spec)) = self.egresses.get_mut(name).map(|stored| stored.object.spec.as_mut()) else { return };
+        spec.addresses.iter_mut().zip(addresses).for_each(|(one, address)| one.address = Some(*address));
     }
 
     /// Whether every kind has been listed.
@@ -394,6 +407,22 @@ mod tests {
         ] {
             assert!(read(broken.clone()).is_err(), "{broken}");
         }
+    }
+
+    #[test]
+    fn what_was_written_is_not_free_before_the_watch_shows_it() {
+        let mut view = AntreaView::default();
+        for name in ["a", "b"] {
+            view.egresses.insert(name.into(), stored(json!({"externalIPPool": "p"})));
+        }
+        let spec = json!({"ipRanges": [{"start": "10.0.0.8", "end": "10.0.0.9"}]});
+        let object = json!({"metadata": {"name": "p"}, "spec": spec});
+        view.pools.insert("p".into(), pool(&serde_json::from_value(object).expect("an object")));
+        let [first, second] = ["10.0.0.8", "10.0.0.9"].map(|text| text.parse::<IpAddr>().expect("a literal"));
+        assert_eq!(view.inputs().allocate().chosen["a"], [first]);
+        view.note_allocated("b", &[first]);
+        let found = view.inputs().allocate();
+        assert_eq!((&found.egresses["b"], &found.chosen["a"]), (&Ok(vec![first]), &vec![second]));
     }
 
     #[test]

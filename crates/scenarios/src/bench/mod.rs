@@ -46,6 +46,9 @@ pub struct BenchArgs {
     /// Measure one agent and the leader in a large cluster instead, with an optimised agent
     #[arg(long, conflicts_with_all = ["only", "all", "rounds", "seconds"])]
     control_plane: bool,
+    /// With --control-plane: two fifths of the policies are EgressIPs, two Egresses of a pool, one EgressServices
+    #[arg(long, requires = "control_plane")]
+    mixed: bool,
     /// With --control-plane: the agent as the image has it, linked with musl
     #[arg(long, requires = "control_plane")]
     of_image: bool,
@@ -117,7 +120,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             true => ensure_built_static(&build, &progress)?,
             false => ensure_built(&build, &progress)?,
         };
-        let effort = control_plane::ControlPlaneEffort::new(args.quick);
+        let effort = control_plane::ControlPlaneEffort::new(args.quick, args.mixed);
         let figures = control_plane::measure(&built, &args.prefix, &effort, &say)?;
         control_plane::write(&figures, &folder).with_context(|| format!("write to {}", folder.display()))?;
         print!("{}", control_plane::table(&figures));

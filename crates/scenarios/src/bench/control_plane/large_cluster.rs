@@ -3,7 +3,8 @@
 //! ```text
 //!   node k      172.18.16.0 + k, pods in 10.128.0.0 + k * 1024 (a /22); all host egress IPs
 //!   namespaces  one for each hundred pods, label team=<number>
-//!   objects     one address each, 172.18.64.0 + n; object n selects app=<n mod 10> in the namespaces of one team
+//!   objects     one address each, 172.18.64.0 + n; object n selects app=<n mod 10> in the namespaces of one team. Mixed, of
+//!               five of them two are EgressIPs, two Egresses of one pool, and one is an EgressService with its Service
 //!   pods        app=<0..9>; those of the real node in the first namespaces
 //! ```
 
@@ -18,6 +19,8 @@ pub(super) const PODS: &str = "10.128.0.0/10";
 pub(super) const NODE_NETWORK: &str = "172.18.16.0/20";
 const NODES: Ipv4Addr = Ipv4Addr::new(172, 18, 16, 0);
 const EGRESS: Ipv4Addr = Ipv4Addr::new(172, 18, 64, 0);
+/// The addresses of the pool.
+const POOL: Ipv4Addr = Ipv4Addr::new(172, 18, 128, 0);
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const PODS_PER_NODE: u32 = 1024;
 const APPS: usize = 10;
@@ -29,6 +32,8 @@ pub(super) struct Scale {
     pub(super) pods: usize,
     pub(super) own_pods: usize,
     pub(super) objects: usize,
+    /// Of all kinds; otherwise all are EgressIPs.
+    pub(super) is_mixed: bool,
 }
 
 pub(super) fn node_name(number: usize) -> String {
@@ -90,6 +95,9 @@ pub(super) fn fill(server: &ApiServer, scale: &Scale) -> Result<()> {
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
         server.create("/api/v1/namespaces", &object)?;
     }
+    if scale.is_mixed {
+        fill_pool(server, scale)?;
+    }
     (0..scale.objects).try_for_each(|number| fill_object(server, scale, number))?;
     fill_pods(server, scale)
 }
@@ -118,6 +126,11 @@ fn annotations(number: usize, with_addresses: bool) -> Result<Value> {
 fn fill_object(server: &ApiServer, scale: &Scale, number: usize) -> Result<()> {
     let teams = scale.pods.div_ceil(PODS_PER_NAMESPACE);
     let team = (number / APPS) % teams;
+    match number % 5 {
+        2 | 3 if scale.is_mixed => return fill_egress(server, number, team),
+        4 if scale.is_mixed => return fill_service(server, number, team),
+        _ => {}
+    }
     let object = json!({
         "apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP",
         "metadata": {"name": object_name(number)},
@@ -128,6 +141,65 @@ fn fill_object(server: &ApiServer, scale: &Scale, number: usize) -> Result<()> {
         },
     });
     server.create("/apis/k8s.ovn.org/v1/egressips", &object).map(drop).context("make an object")
+}
+
+/// For all Egresses, on nodes of one of the three zones.
+fn fill_pool(server: &ApiServer, scale: &Scale) -> Result<()> {
+    let (start, end) = (behind(POOL, 0)?, behind(POOL, scale.objects)?);
+    let object = json!({
+        "apiVersion": "crd.antrea.io/v1beta1", "kind": "ExternalIPPool", "metadata": {"name": "pool"},
+        "spec": {
+            "ipRanges": [{"start": start, "end": end}],
+            "nodeSelector": {"matchLabels": {"topology.kubernetes.io/zone": "zone-2"}},
+        },
+    });
+    server.create("/apis/crd.antrea.io/v1beta1/externalippools", &object).map(drop).context("make a pool")
+}
+
+fn fill_egress(server: &ApiServer, number: usize, team: usize) -> Result<()> {
+    let object = json!({
+        "apiVersion": "crd.antrea.io/v1beta1", "kind": "Egress", "metadata": {"name": object_name(number)},
+        "spec": {
+            "externalIPPool": "pool",
+            "appliedTo": {
+                "namespaceSelector": {"matchLabels": {"team": team.to_string()}},
+                "podSelector": {"matchLabels": {"app": app(number)}},
+            },
+        },
+    });
+    server.create("/apis/crd.antrea.io/v1beta1/egresses", &object).map(drop).context("make an Egress")
+}
+
+fn fill_service(server: &ApiServer, number: usize, team: usize) -> Result<()> {
+    let (name, namespace) = (object_name(number), namespace(team));
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "type": "LoadBalancer", "selector": {"app": app(number)},
+            "ports": [{"name": "web", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+        },
+    });
+    let services = format!("/api/v1/namespaces/{namespace}/services");
+    server.create(&services, &service).context("make a Service")?;
+    let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": behind(EGRESS, number)?}]}}});
+    let path = format!("{services}/{name}/status");
+    server.request(&Method::PATCH, &path, "application/merge-patch+json", &status).context("give it an address")?;
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": name}},
+        "endpoints": [{
+            "addresses": [pod_address(1, number)?], "nodeName": node_name(1), "conditions": {"ready": true},
+        }],
+        "ports": [{"name": "web", "protocol": "TCP", "port": 8080}],
+    });
+    let slices = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
+    server.create(&slices, &slice).context("make an EndpointSlice")?;
+    let object = json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressService", "metadata": {"name": name, "namespace": namespace},
+        "spec": {"sourceIPBy": "LoadBalancerIP"},
+    });
+    let path = format!("/apis/k8s.ovn.org/v1/namespaces/{namespace}/egressservices");
+    server.create(&path, &object).map(drop).context("make an EgressService")
 }
 
 /// The first pods are the real node's; the others are spread over all other nodes. No agent here ever sees those: that they

@@ -6,19 +6,22 @@ use super::{PATIENCE, ScaleCluster, text};
 use crate::prelude::*;
 use egress_lab::apiserver::ApiServer;
 
-const OBJECTS: &str = "egressips.k8s.ovn.org";
+/// The kinds that have nodes in their status, and are assigned.
+const ASSIGNED: [&str; 2] = ["egressips.k8s.ovn.org", "egressassignments.egress-agent.io"];
+/// Other kinds that the controller writes to: addresses, and what has become of each object.
+const OTHERS: [&str; 3] = ["egresses.crd.antrea.io", "externalippools.crd.antrea.io", "egressservices.k8s.ovn.org"];
 /// Between two looks at the API server's store.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl ScaleCluster {
     pub(super) fn lead(&mut self, scale: &Scale, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
         say("the controller: all objects");
-        let before = self.server()?.written(OBJECTS);
+        let before = written(self.server()?);
         let begin = Instant::now();
         self.start_agent()?;
         let took = self.wait_for(begin, say, |items| items.len() == scale.objects)?;
         figures.add(ControlPlaneFigure::AllAssigned, &[took.as_secs_f64()]);
-        figures.add(ControlPlaneFigure::AllAssignedWrites, &[(self.server()?.written(OBJECTS) - before) as f64]);
+        figures.add(ControlPlaneFigure::AllAssignedWrites, &[(written(self.server()?) - before) as f64]);
         self.settle()?;
 
         // Not the real node: the controller is there.
@@ -27,7 +30,7 @@ impl ScaleCluster {
             holders(self.server()?).into_iter().filter(|(_, node)| *node == lost).map(|(object, _)| object).collect();
         ensure!(!theirs.is_empty(), "{lost} has no address to lose");
         say(&format!("the controller: {lost} goes, with {} addresses", theirs.len()));
-        let before = self.server()?.written(OBJECTS);
+        let before = written(self.server()?);
         let cpu = self.controller()?;
         let begin = Instant::now();
         self.base.api.delete(&format!("/api/v1/nodes/{lost}"))?;
@@ -38,7 +41,7 @@ impl ScaleCluster {
             })?;
             Ok(())
         })?;
-        let writes = self.server()?.written(OBJECTS) - before;
+        let writes = written(self.server()?) - before;
         figures.add(ControlPlaneFigure::LossAddresses, &[theirs.len() as f64]);
         figures.add(ControlPlaneFigure::Loss, &[took.as_secs_f64()]);
         figures.add(ControlPlaneFigure::LossCpu, &[cost.percent_of_a_core / 100.0 * took.as_secs_f64()]);
@@ -75,9 +78,9 @@ impl ScaleCluster {
     fn settle(&self) -> Result<()> {
         let begin = Instant::now();
         loop {
-            let before = self.server()?.written(OBJECTS);
+            let before = written(self.server()?);
             std::thread::sleep(Duration::from_secs(3));
-            if self.server()?.written(OBJECTS) == before {
+            if written(self.server()?) == before {
                 return Ok(());
             }
             ensure!(begin.elapsed() < PATIENCE, "the leader never stops writing");
@@ -91,5 +94,10 @@ fn holders(server: &ApiServer) -> Vec<(String, String)> {
         let node = object.pointer("/status/items/0/node")?.as_str()?;
         Some((text(object, "/metadata/name").to_owned(), node.to_owned()))
     };
-    server.survey(OBJECTS, holder).into_iter().flatten().collect()
+    ASSIGNED.iter().flat_map(|kind| server.survey(kind, holder)).flatten().collect()
+}
+
+/// How often objects of these kinds have been written, those that the cluster was filled with included.
+fn written(server: &ApiServer) -> u64 {
+    ASSIGNED.iter().chain(&OTHERS).map(|kind| server.written(kind)).sum()
 }

@@ -47,14 +47,15 @@ pub(super) struct ControlPlaneEffort {
 }
 
 impl ControlPlaneEffort {
-    pub(super) fn new(quick: bool) -> Self {
+    /// `is_mixed`: policies of all kinds instead of EgressIPs alone.
+    pub(super) fn new(quick: bool, is_mixed: bool) -> Self {
         match quick {
             true => {
-                let scale = Scale { nodes: 20, pods: 500, own_pods: 50, objects: 50 };
+                let scale = Scale { nodes: 20, pods: 500, own_pods: 50, objects: 50, is_mixed };
                 Self { scale, starts: 2, rest: Duration::from_secs(2), events: 100, mappings: 5_000 }
             }
             false => {
-                let scale = Scale { nodes: 1_000, pods: 100_000, own_pods: 500, objects: 10_000 };
+                let scale = Scale { nodes: 1_000, pods: 100_000, own_pods: 500, objects: 10_000, is_mixed };
                 Self { scale, starts: 5, rest: Duration::from_secs(30), events: 3_000, mappings: 500_000 }
             }
         }
@@ -107,6 +108,7 @@ impl ScaleCluster {
         ];
         let mut options = AgentOptions::new(&built.agent, &base.api).with(extra);
         options.controller_extra.extend(["--egressip-node-healthcheck-port", "0"].map(str::to_owned));
+        options.controller_extra.extend(scale.is_mixed.then(|| "--antrea".to_owned()));
         let cluster = Self { base, options };
         large_cluster::fill(cluster.server()?, scale)?;
         Ok(cluster)
