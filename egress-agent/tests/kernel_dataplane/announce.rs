@@ -435,7 +435,7 @@ fn a_shared_address_is_neither_probed_nor_announced() {
     });
 }
 
-/// An address of the host, as a virtual router's: the programs use it while the node has it, whatever the agent is told.
+/// An address of the host, as a virtual router's: the programs use it while the node has it, whatever the plan says.
 #[test]
 fn an_address_of_the_host_is_used_while_the_host_has_it() {
     on_node(|node| async move {

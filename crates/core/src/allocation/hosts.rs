@@ -55,6 +55,9 @@ pub(super) struct Hosts<'a> {
     class_by_address: BTreeMap<(&'a NodeSelectors, IpAddr), ClassIndex>,
     /// The nodes that have these addresses, if a policy uses such ones.
     having: BTreeMap<IpAddr, Vec<NodeIndex>>,
+    /// The nodes that are known by these addresses in the cluster, those that take no part included: such an address is of no
+    /// other node, whichever lists it.
+    known_by: HashMap<IpAddr, &'a str>,
 }
 
 impl<'a> Hosts<'a> {
@@ -77,10 +80,14 @@ impl<'a> Hosts<'a> {
         let impaired = indices(&|_, node| node.is_impaired());
         let takes_no_new = indices(&|name, node| node.drained || inputs.absent.contains(name));
         let uses_own = |policy: &EgressPolicy| matches!(policy.eligible_nodes, EligibleNodes::Having(_));
-        let mut having = BTreeMap::<IpAddr, Vec<NodeIndex>>::new();
+        let (mut having, mut known_by) = (BTreeMap::<IpAddr, Vec<NodeIndex>>::new(), HashMap::new());
         if inputs.policies.values().any(|policy| uses_own(policy)) {
             for (index, (_, node)) in nodes.iter().enumerate() {
                 node.own_addresses().for_each(|own| having.entry(own).or_default().push(index));
+            }
+            // Of several nodes the first by name has it, as for reserved addresses.
+            for (name, node) in inputs.nodes.iter().rev() {
+                known_by.extend(node.primary.iter().map(|own| (own.addr(), name.as_str())));
             }
         }
         let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
@@ -96,6 +103,7 @@ impl<'a> Hosts<'a> {
             class_by_names: BTreeMap::new(),
             class_by_address: BTreeMap::new(),
             having,
+            known_by,
         }
     }
 
@@ -105,7 +113,14 @@ impl<'a> Hosts<'a> {
 
     /// Whether this node can carry the address, even if others are preferred.
     pub(super) fn can_host(&self, node: NodeIndex, policy: &EgressPolicy, address: IpAddr) -> bool {
-        policy.eligible_nodes.can_host(self.nodes[node].1, address)
+        let is_anothers =
+            || matches!(policy.eligible_nodes, EligibleNodes::Having(_)) && self.is_anothers(node, address);
+        policy.eligible_nodes.can_host(self.nodes[node].1, address) && !is_anothers()
+    }
+
+    /// Whether another node is known by the address.
+    fn is_anothers(&self, node: NodeIndex, address: IpAddr) -> bool {
+        self.known_by.get(&address).is_some_and(|known| *known != self.nodes[node].0)
     }
 
     /// How many nodes have the label.
@@ -136,18 +151,13 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    /// The address by which a node is known in the cluster is that node's, whichever others list it.
     fn class_of_own(&mut self, eligible: &EligibleNodes, selectors: &'a NodeSelectors, address: IpAddr) -> ClassIndex {
         let key = (selectors, address);
         if let Some(class) = self.class_by_address.get(&key) {
             return *class;
         }
         let mut nodes = self.having.get(&address).cloned().unwrap_or_default();
-        let is_known_by = |node: &NodeIndex| self.nodes[*node].1.primary.iter().any(|own| own.addr() == address);
-        if nodes.iter().any(is_known_by) {
-            nodes.retain(is_known_by);
-        }
-        nodes.retain(|node| eligible.has(self.nodes[*node].1));
+        nodes.retain(|node| eligible.has(self.nodes[*node].1) && !self.is_anothers(*node, address));
         nodes.retain(|node| !self.takes_no_new.contains(node) && self.can_send(*node, address));
         nodes.dedup();
         self.classes.push(AddressClass { nodes });

@@ -248,7 +248,7 @@ impl State {
         self.owned_elsewhere |= former.hosts() != self.facts.hosts();
         if former.addresses != self.facts.addresses {
             self.owned_elsewhere |= self.uses_hosts_addresses().unwrap_or(true);
-            // The node's networks are published anew.
+            // So that the node's networks are published.
             self.interfaces.send_modify(|_| {});
         }
         written?;

@@ -249,7 +249,7 @@ fn has_own(lab: &AntreaLab, node: usize, does: bool) -> Result<()> {
     Ok(())
 }
 
-/// An Egress without a pool has an address of a node. The host and the pods use it at once, and it moves when somebody moves it.
+/// An Egress without a pool has an address of a node. The host and the pods use it at once, and its node changes with it.
 fn static_addresses(context: &LabContext) -> Result<()> {
     let mut lab = AntreaLab::start(context, &[])?;
     let capture = Capture::start(&lab.cluster.lab)?;

@@ -409,7 +409,7 @@ fn on_the_node_address_no_port_of_the_host_is_taken() {
     });
 }
 
-/// Whoever sends by it: the rest is the host's.
+/// For every pod: the other ports are the host's.
 #[test]
 fn an_egress_ip_of_the_host_has_the_ports_of_the_nodes_address() {
     both(|cast, maps| {

@@ -80,6 +80,11 @@ fn an_address_of_the_host_is_where_a_node_has_it() {
     let mut claimed = nodes.clone();
     Arc::make_mut(claimed.get_mut("n3").expect("a node")).host_cidrs.push(net("172.18.0.1/16"));
     assert_eq!(node("172.18.0.1", &[], &[], &claimed).as_deref(), Some("n1"), "by which it is known");
+    assert_eq!(node("172.18.0.1", &[], &[("n3", "172.18.0.1")], &claimed).as_deref(), Some("n1"), "and leaves others");
+    Arc::make_mut(claimed.get_mut("n1").expect("a node")).ready = false;
+    for assigned in [&[][..], &[("n3", "172.18.0.1")]] {
+        assert_eq!(node("172.18.0.1", &[], assigned, &claimed), None, "also while its node is away");
+    }
     for other in ["172.18.0.77", "10.244.2.2"] {
         let outcomes = assign(&of_host(other, NodeSelectors::new(), &[]), &nodes);
         assert_eq!(node_of(&outcomes, "a", other), None, "{other}");
