@@ -17,6 +17,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::cilium::named_by_address;
 use crate::model::policy::{EgressPolicy, Selects};
 use crate::model::view::CreationTimestamp;
 use crate::status::conditions::ASSIGNED;
@@ -458,11 +459,7 @@ impl AntreaInputs {
 
 /// The name of the assignment of a group.
 pub fn assignment_name(first: IpAddr) -> String {
-    match first {
-        IpAddr::V4(address) => format!("egress-{address}"),
-        // Two colons could begin or end a name.
-        IpAddr::V6(address) => format!("egress-{}", address.segments().map(|part| format!("{part:x}")).join("-")),
-    }
+    named_by_address("egress", first)
 }
 
 /// The status of an Egress.

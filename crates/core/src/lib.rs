@@ -3,6 +3,7 @@
 
 pub mod allocation;
 pub mod antrea;
+pub mod cilium;
 pub mod desired_status;
 pub mod display_names;
 pub mod egress_service;
@@ -14,6 +15,7 @@ pub mod node_health;
 pub mod notes;
 pub mod ownership;
 pub mod plan;
+pub mod rendezvous;
 pub mod selection;
 pub mod status;
 pub mod text;

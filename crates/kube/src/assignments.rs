@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::{Client, Error};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::policy::status::WriteError;
 use crate::{FIELD_MANAGER, crd, post_params};
+use egress_core::model::policy::SourceKind;
 use egress_core::model::view::Update;
 
 /// An EgressAssignment as the API server has it.
@@ -22,9 +24,9 @@ impl StoredAssignment {
         Self { uid: object.metadata.uid.clone().unwrap_or_default(), spec: object.data["spec"].clone() }
     }
 
-    /// Whether it was made of an EgressService.
-    pub fn is_of_service(&self) -> bool {
-        self.spec["addressesOf"] == "Service"
+    /// The kind of the objects that it was made of; `None` if it names none.
+    pub fn kind(&self) -> Option<SourceKind> {
+        SourceKind::deserialize(&self.spec["rules"][0]["from"]["kind"]).ok()
     }
 }
 

@@ -160,7 +160,7 @@ pub struct EgressServiceStatus {
     singular = "egressassignment",
     shortname = "ega",
     status = "EgressIPStatus",
-    doc = "EgressAssignment is what the controller has made of objects of other kinds: EgressServices and Egresses. The controller alone writes it.",
+    doc = "EgressAssignment is what the controller has made of objects of other kinds: EgressServices, Egresses and CiliumEgressGatewayPolicies. The controller alone writes it.",
     printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.egressIPs[*]"}"#,
     printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.rules[0].from.kind"}"#,
     printcolumn = r#"{"name":"Name","type":"string","jsonPath":".spec.rules[*].from.name"}"#,
@@ -189,6 +189,10 @@ pub struct EgressAssignmentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "plain_selectors")]
     pub node_selectors: Option<Vec<LabelSelector>>,
+    /// Nodes that could serve the pods with other addresses match one of these: the controller probes them too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "plain_selectors")]
+    pub candidates: Option<Vec<LabelSelector>>,
     /// The routing table that the pods' packets and answers to the Service's clients follow, on the node where they leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "text")]
@@ -222,6 +226,11 @@ pub struct AssignmentRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub excluded: Option<Vec<String>>,
+    /// The addresses among which the pods are divided, by rendezvous hashing of their UIDs: the rule is for those that have the
+    /// only address of this assignment. Without a list it is for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "addresses")]
+    pub among: Option<Vec<String>>,
 }
 
 /// An object that a user wrote.
@@ -239,7 +248,7 @@ pub struct AssignmentSource {
     pub created: i64,
 }
 
-/// Pods by the labels of their namespace and their own.
+/// Pods by the labels of their namespace, their own, and their node's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AssignmentSelector {
@@ -247,6 +256,10 @@ pub struct AssignmentSelector {
     pub namespaces: LabelSelector,
     #[schemars(schema_with = "plain_selector")]
     pub pods: LabelSelector,
+    /// Without one all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "plain_selector")]
+    pub nodes: Option<LabelSelector>,
 }
 
 /// EgressNode holds the facts that a node's agent publishes. It has the node's name, and only that node's agent writes it.
@@ -338,6 +351,10 @@ pub struct NodeInterface {
     pub mtu: u32,
     /// Pods' packets without an egress IP leave by it. An address in any of its networks belongs to it.
     pub uplink: bool,
+    /// Its first address of each family.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 2, "x-kubernetes-list-type" = "atomic"))]
+    pub addresses: Vec<String>,
     /// The networks of its addresses.
     #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["network"]))]
     pub networks: Vec<InterfaceNetwork>,
@@ -411,7 +428,13 @@ pub fn source_resource(kind: SourceKind) -> ApiResource {
         SourceKind::EgressService => egress_service_resource(),
         SourceKind::EgressIp => egressip_resource(),
         SourceKind::Egress => egress_resource(),
+        SourceKind::CiliumEgressGatewayPolicy => gateway_policy_resource(),
     }
+}
+
+/// Cilium's kind CiliumEgressGatewayPolicy, untyped.
+pub fn gateway_policy_resource() -> ApiResource {
+    ApiResource::erase::<crate::cilium::crd::CiliumEgressGatewayPolicy>(&())
 }
 
 /// Antrea's kind Egress, untyped.
@@ -474,7 +497,7 @@ fn addresses_of(_: &mut SchemaGenerator) -> Schema {
 }
 
 fn source_kind(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "enum": ["EgressService", "Egress"]})
+    json_schema!({"type": "string", "enum": ["EgressService", "Egress", "CiliumEgressGatewayPolicy"]})
 }
 
 fn plain_selectors(generator: &mut SchemaGenerator) -> Schema {

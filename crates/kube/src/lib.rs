@@ -17,6 +17,7 @@ pub mod antrea;
 pub mod api_outage;
 pub mod assignments;
 pub mod backoff;
+pub mod cilium;
 pub mod client;
 pub mod convert;
 pub mod crd;

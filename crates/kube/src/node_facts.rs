@@ -187,6 +187,7 @@ fn interfaces(networks: &HostNetworks, others: &[IpNet]) -> Vec<NodeInterface> {
     let published = |record: &EgressInterface| {
         let mut record = record.clone();
         record.networks.retain(|network, _| is_the_nodes(network));
+        record.addresses.retain(|address| is_the_nodes(&IpNet::from(*address)));
         (record.is_uplink || !record.networks.is_empty()).then(|| interface::published(&record))
     };
     networks.interfaces.iter().filter_map(published).collect()

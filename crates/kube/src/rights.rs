@@ -32,6 +32,7 @@ const SECRET: &str = crate::health_key::SECRET_NAME;
 const LEASES: &str = "leases.coordination.k8s.io";
 const EGRESS_NODES: &str = "egressnodes.egress-agent.io";
 const ASSIGNMENTS: &str = "egressassignments.egress-agent.io";
+const GATEWAY_STATUSES: &str = "egressgatewaypolicystatuses.egress-agent.io";
 const EGRESSES: &str = "egresses.crd.antrea.io";
 const WRITE_EGRESS_IP: &str = "policy/egress_ip/write.rs";
 const EVENTS: &[Right] = &[("events.events.k8s.io", CLUSTER, "", "create")];
@@ -73,6 +74,10 @@ const REQUESTS: &[RightsUse] = &[
             (EGRESSES, CLUSTER, "", "watch"),
             ("externalippools.crd.antrea.io", CLUSTER, "", "list"),
             ("externalippools.crd.antrea.io", CLUSTER, "", "watch"),
+            ("ciliumegressgatewaypolicies.cilium.io", CLUSTER, "", "list"),
+            ("ciliumegressgatewaypolicies.cilium.io", CLUSTER, "", "watch"),
+            (GATEWAY_STATUSES, CLUSTER, "", "list"),
+            (GATEWAY_STATUSES, CLUSTER, "", "watch"),
             ("egressservices.k8s.ovn.org", CLUSTER, "", "list"),
             ("egressservices.k8s.ovn.org", CLUSTER, "", "watch"),
             ("endpointslices.discovery.k8s.io", CLUSTER, "", "list"),
@@ -133,6 +138,15 @@ const REQUESTS: &[RightsUse] = &[
         &[],
         &[("externalippools.crd.antrea.io/status", CLUSTER, "", "patch")],
     ),
+    ("cilium/mod.rs", "self.statuses.create(&post_params(),", 1, &[], &[(GATEWAY_STATUSES, CLUSTER, "", "create")]),
+    (
+        "cilium/mod.rs",
+        "self.statuses.patch_status(name,",
+        1,
+        &[],
+        &[("egressgatewaypolicystatuses.egress-agent.io/status", CLUSTER, "", "patch")],
+    ),
+    ("cilium/mod.rs", "self.statuses.delete(name,", 1, &[], &[(GATEWAY_STATUSES, CLUSTER, "", "delete")]),
     (
         "egress_service.rs",
         "api.patch_status(&key.name,",
@@ -285,7 +299,7 @@ fn events_about_every_kind_are_admitted() {
     assert_eq!(lists.len(), 2);
     for list in lists {
         let (kinds, _) = list.split_once(']').expect("the end of the list");
-        for kind in [SourceKind::EgressService, SourceKind::EgressIp, SourceKind::Egress] {
+        for kind in SourceKind::ALL {
             assert!(kinds.contains(&format!("'{}'", kind.as_str())), "{} is not among {kinds}", kind.as_str());
         }
     }

@@ -38,6 +38,10 @@ pub(super) struct ControllerArgs {
     /// (deploy/antrea), and Antrea must not serve them itself
     #[arg(long, env = "EGRESS_AGENT_ANTREA")]
     antrea: bool,
+    /// Serve Cilium's CiliumEgressGatewayPolicy objects (cilium.io/v2). Their definition must be installed (deploy/cilium), and
+    /// Cilium must not serve them itself
+    #[arg(long, env = "EGRESS_AGENT_CILIUM")]
+    cilium: bool,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -100,6 +104,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         networks,
         on_unassigned: args.unassigned.on_unassigned(),
         serves_antrea: args.antrea,
+        serves_cilium: args.cilium,
         probing,
         overlay: Some(args.tunnel.tunnel_port),
         outages,

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::change_queue::ChangeReceiver;
-use crate::controller::conversion::{self, AssignedPolicies, Conversion, all, timed};
+use crate::controller::conversion::{self, Conversion, KnownCluster, all, timed};
 use egress_core::antrea::{Allocation, NotAllocated, PoolProblem, assignment_name, status};
 use egress_core::model::policy::{EgressPolicy, RuleSource, SourceKind};
 use egress_kube::antrea::{AntreaChange, AntreaView, AntreaWriter, StoredEgress, assignment_spec, watches};
@@ -80,7 +80,7 @@ impl Conversion for AntreaConversion {
         self.written_from.clear();
     }
 
-    async fn pass(&mut self, policies: &AssignedPolicies, leadership: &Leadership) -> Vec<WriteError> {
+    async fn pass(&mut self, cluster: &KnownCluster, leadership: &Leadership) -> Vec<WriteError> {
         let allocation = self.view.inputs().allocate();
         self.report(&allocation);
         let egresses = &self.view.egresses;
@@ -88,7 +88,7 @@ impl Conversion for AntreaConversion {
         let mut errors = Vec::new();
         self.write_addresses(&allocation, leadership, &mut errors).await;
         self.write_assignments(&allocation, leadership, &mut errors).await;
-        self.write_statuses(&allocation, (policies, leadership), &mut errors).await;
+        self.write_statuses(&allocation, (cluster, leadership), &mut errors).await;
         errors
     }
 }
@@ -142,7 +142,7 @@ impl AntreaConversion {
         let groups = allocation.groups.iter();
         let specs: BTreeMap<String, _> =
             groups.map(|(first, group)| (assignment_name(*first), assignment_spec(group, &self.view))).collect();
-        let own = self.view.assignments.iter().filter(|(_, stored)| !stored.is_of_service());
+        let own = self.view.assignments.iter().filter(|(_, stored)| stored.kind() == Some(SourceKind::Egress));
         for (name, stored) in own.filter(|(name, _)| !specs.contains_key(*name)) {
             errors.extend(timed(leadership, self.assignments.unassign(name, stored)).await.err());
         }
@@ -157,12 +157,12 @@ impl AntreaConversion {
     async fn write_statuses(
         &mut self,
         allocation: &Allocation,
-        (policies, leadership): (&AssignedPolicies, &Leadership),
+        (cluster, leadership): (&KnownCluster, &Leadership),
         errors: &mut Vec<WriteError>,
     ) {
         let statuses = allocation.egresses.iter().filter_map(|(name, outcome)| {
             let stored = self.current(name)?;
-            let policy = outcome.as_ref().ok().and_then(|addresses| policy(policies, allocation, addresses));
+            let policy = outcome.as_ref().ok().and_then(|addresses| policy(cluster, allocation, addresses));
             // Another Egress may have had the addresses a moment ago.
             let has_rule =
                 |policy: &&EgressPolicy| policy.rules.iter().flatten().any(|rule| rule.source.uid == stored.object.uid);
@@ -230,16 +230,12 @@ impl AntreaConversion {
 }
 
 /// The policy of the assignment that has these addresses.
-fn policy<'a>(
-    policies: &'a AssignedPolicies,
-    allocation: &Allocation,
-    addresses: &[IpAddr],
-) -> Option<&'a EgressPolicy> {
+fn policy<'a>(cluster: &'a KnownCluster, allocation: &Allocation, addresses: &[IpAddr]) -> Option<&'a EgressPolicy> {
     let group = |address: &IpAddr| allocation.groups.values().find(|group| group.addresses.contains(address));
     let first = addresses.first().and_then(|first| {
         if allocation.groups.contains_key(first) { Some(*first) } else { group(first)?.addresses.first().copied() }
     })?;
-    policies.get(assignment_name(first))
+    cluster.policy(assignment_name(first))
 }
 
 fn source(name: &str, stored: &StoredEgress) -> RuleSource {

@@ -9,8 +9,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::change_queue::ChangeReceiver;
+use egress_core::allocation::Nodes;
+use egress_core::model::node::Node;
 use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind};
-use egress_core::model::view::{Change, Update};
+use egress_core::model::view::{Change, Update, filled};
 use egress_kube::leader_election::Leadership;
 use egress_kube::policy::status::{WriteError, WriteErrorLog};
 
@@ -37,7 +39,7 @@ pub(super) trait Conversion {
     fn forget_reported(&mut self);
 
     /// Writes what differs. Returns what could not be written.
-    async fn pass(&mut self, assignments: &AssignedPolicies, leadership: &Leadership) -> Vec<WriteError>;
+    async fn pass(&mut self, cluster: &KnownCluster, leadership: &Leadership) -> Vec<WriteError>;
 }
 
 /// Runs until stopped. `what` is what becomes of which objects, for the log.
@@ -45,11 +47,11 @@ pub(super) async fn run<C: Conversion>(
     mut conversion: C,
     what: &str,
     watches: impl Stream<Item = C::Change>,
-    (mut policies, mut leadership): (ChangeReceiver, Leadership),
+    (mut cluster_changes, mut leadership): (ChangeReceiver, Leadership),
     stop: CancellationToken,
 ) {
     let mut changes = std::pin::pin!(watches.ready_chunks(AT_ONCE));
-    let (mut assignments, mut write_errors, mut led) = (AssignedPolicies(None), WriteErrorLog::default(), false);
+    let (mut cluster, mut write_errors, mut led) = (KnownCluster::default(), WriteErrorLog::default(), false);
     // Renewals of the Lease come more often than a pause is long, so it is a point in time.
     let mut retry_at: Option<Instant> = None;
     loop {
@@ -57,8 +59,8 @@ pub(super) async fn run<C: Conversion>(
         tokio::select! {
             () = stop.cancelled() => return,
             Some(changes) = changes.next() => changes.into_iter().for_each(|change| conversion.apply(change)),
-            changes = policies.take() => match changes {
-                Some(changes) => changes.into_iter().for_each(|change| assignments.apply(change)),
+            changes = cluster_changes.take() => match changes {
+                Some(changes) => changes.into_iter().for_each(|change| cluster.apply(change)),
                 None => return,
             },
             alive = leadership.changed() => {
@@ -82,12 +84,12 @@ pub(super) async fn run<C: Conversion>(
             conversion.forget_reported();
             continue;
         }
-        if !conversion.is_whole() || assignments.0.is_none() {
+        if !conversion.is_whole() || cluster.policies.is_none() {
             continue;
         }
         let errors = tokio::select! {
             () = stop.cancelled() => return,
-            errors = conversion.pass(&assignments, &leadership) => errors,
+            errors = conversion.pass(&cluster, &leadership) => errors,
         };
         retry_at = (!errors.is_empty()).then(|| Instant::now() + RETRY);
         log(what, &errors, &mut write_errors);
@@ -105,28 +107,56 @@ fn log(what: &str, errors: &[WriteError], write_errors: &mut WriteErrorLog) {
     }
 }
 
-/// The assignments as policies: what the leader has written to them. `None` before they are known.
-pub(super) struct AssignedPolicies(Option<Policies>);
+/// What the watches of the controller itself have brought.
+#[derive(Default)]
+pub(super) struct KnownCluster {
+    /// The assignments as policies: what the leader has written to them. `None` before they are known.
+    policies: Option<Policies>,
+    /// For the tasks that get them; `None` before they are known.
+    nodes: Option<Nodes>,
+}
 
-impl AssignedPolicies {
+impl KnownCluster {
     fn apply(&mut self, change: Change) {
-        let Change::Policies(update) = change else { return };
+        match change {
+            Change::Policies(update) => self.apply_policies(update),
+            Change::Nodes(update) => self.apply_nodes(update),
+            Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) | Change::Ledger(_) => {}
+        }
+    }
+
+    fn apply_policies(&mut self, update: Update<PolicyKey, Arc<EgressPolicy>>) {
         match update {
             Update::Replaced(all) => {
-                self.0 = Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::Assignment).collect());
+                self.policies = Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::Assignment).collect());
             }
             Update::Changed(key, policy) if key.kind == PolicyKind::Assignment => {
-                self.0.iter_mut().for_each(|all| drop(all.insert(key.clone(), Arc::clone(&policy))));
+                self.policies.iter_mut().for_each(|all| drop(all.insert(key.clone(), Arc::clone(&policy))));
             }
-            Update::Removed(key) => self.0.iter_mut().for_each(|all| drop(all.remove(&key))),
+            Update::Removed(key) => self.policies.iter_mut().for_each(|all| drop(all.remove(&key))),
             Update::Changed(..) => {}
         }
     }
 
+    fn apply_nodes(&mut self, update: Update<String, Arc<Node>>) {
+        let update = filled(update, |name| self.nodes.as_ref()?.get(name).cloned());
+        match update {
+            Update::Replaced(all) => self.nodes = Some(all),
+            Update::Changed(name, node) => {
+                self.nodes.iter_mut().for_each(|all| drop(all.insert(name.clone(), Arc::clone(&node))));
+            }
+            Update::Removed(name) => self.nodes.iter_mut().for_each(|all| drop(all.remove(&name))),
+        }
+    }
+
     /// The policy of the assignment with this name.
-    pub(super) fn get(&self, name: String) -> Option<&EgressPolicy> {
+    pub(super) fn policy(&self, name: String) -> Option<&EgressPolicy> {
         let key = PolicyKey { kind: PolicyKind::Assignment, name };
-        self.0.as_ref()?.get(&key).map(|policy| &**policy)
+        self.policies.as_ref()?.get(&key).map(|policy| &**policy)
+    }
+
+    pub(super) fn nodes(&self) -> Option<&Nodes> {
+        self.nodes.as_ref()
     }
 }
 

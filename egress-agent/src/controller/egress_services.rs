@@ -11,10 +11,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::change_queue::ChangeReceiver;
-use crate::controller::conversion::{self, AssignedPolicies, Conversion, all, timed};
+use crate::controller::conversion::{self, Conversion, KnownCluster, all, timed};
 use egress_core::egress_service::{
     ALL_HOSTS, NotAssigned, WantedAssignment, assignment_name, host, host_label, label_changes,
 };
+use egress_core::model::policy::SourceKind;
 use egress_core::model::services::ServiceKey;
 use egress_core::status::conditions::ASSIGNED;
 use egress_kube::api_outage::ApiOutages;
@@ -32,18 +33,18 @@ pub(super) struct EgressServiceTask {
     pub(super) outages: ApiOutages,
     pub(super) events: Events,
     pub(super) leadership: Leadership,
-    /// Assignments of other kinds are removed: a former controller served them, and nothing does now.
-    pub(super) removes_others: bool,
+    /// The other kinds that this controller serves. Assignments of kinds that it does not serve are removed: a former one did.
+    pub(super) others: Vec<SourceKind>,
 }
 
 impl EgressServiceTask {
     /// Runs until stopped.
     pub(super) async fn run(self, policies: ChangeReceiver, stop: CancellationToken) {
-        let Self { client, outages, events, leadership, removes_others } = self;
+        let Self { client, outages, events, leadership, others } = self;
         let watches = watches(&client, &outages);
         let (assignments, writer) = (AssignmentWriter::new(&client), EgressServiceWriter::new(client));
         let (view, reported) = (EgressServiceView::default(), BTreeMap::new());
-        let conversion = EgressServiceConversion { view, reported, removes_others, assignments, writer, events };
+        let conversion = EgressServiceConversion { view, reported, others, assignments, writer, events };
         conversion::run(conversion, "what becomes of EgressServices", watches, (policies, leadership), stop).await;
     }
 }
@@ -53,7 +54,7 @@ struct EgressServiceConversion {
     view: EgressServiceView,
     /// The events that have been published, by the UID of the EgressService.
     reported: BTreeMap<String, NotAssigned>,
-    removes_others: bool,
+    others: Vec<SourceKind>,
     assignments: AssignmentWriter,
     writer: EgressServiceWriter,
     events: Events,
@@ -74,7 +75,7 @@ impl Conversion for EgressServiceConversion {
         self.reported.clear();
     }
 
-    async fn pass(&mut self, policies: &AssignedPolicies, leadership: &Leadership) -> Vec<WriteError> {
+    async fn pass(&mut self, cluster: &KnownCluster, leadership: &Leadership) -> Vec<WriteError> {
         let wanted = self.view.inputs.wanted();
         self.report(&wanted);
         let mut errors = Vec::new();
@@ -82,7 +83,7 @@ impl Conversion for EgressServiceConversion {
         let (mut hosts, mut changed) = (BTreeMap::new(), Vec::new());
         for (key, outcome) in &wanted {
             let known = self.view.inputs.egress_services.get(key).and_then(|service| service.host.as_deref());
-            let policy = policies.get(assignment_name(key)).filter(|_| outcome.is_ok());
+            let policy = cluster.policy(assignment_name(key)).filter(|_| outcome.is_ok());
             let items = policy.map(|policy| policy.published.items.as_slice()).unwrap_or_default();
             let host = match self.view.inputs.is_by_own_nodes(key) {
                 true => ALL_HOSTS.to_owned(),
@@ -162,7 +163,7 @@ impl EgressServiceConversion {
                 Some((assignment_name(key), assignment_spec(key, service, outcome.as_ref().ok()?)))
             })
             .collect();
-        let is_own = |stored: &StoredAssignment| stored.is_of_service() || self.removes_others;
+        let is_own = |stored: &StoredAssignment| stored.kind().is_none_or(|kind| !self.others.contains(&kind));
         let own = self.view.assignments.iter().filter(|(_, stored)| is_own(stored));
         for (name, stored) in own.filter(|(name, _)| !specs.contains_key(*name)) {
             errors.extend(timed(leadership, self.assignments.unassign(name, stored)).await.err());

@@ -18,6 +18,7 @@ pub(super) struct Receivers {
     pub(super) leader_probe: ChangeSender,
     pub(super) egress_services: ChangeSender,
     pub(super) antrea: Option<ChangeSender>,
+    pub(super) cilium: Option<ChangeSender>,
     pub(super) endpoints: Endpoints,
     pub(super) synced_lists: SyncedLists,
     pub(super) synced: watch::Sender<bool>,
@@ -42,13 +43,15 @@ impl Receivers {
                 self.endpoints.apply(update);
                 self.prober.put(change.clone());
                 self.leader_probe.put(change.clone());
+                self.cilium.iter_mut().for_each(|cilium| cilium.put(change.clone()));
             }
             Change::Ledger(_) => self.prober.put(change.clone()),
             Change::Policies(update) => {
                 self.synced_lists.objects |= matches!(update, Update::Replaced(_));
                 self.prober.put(change.clone());
                 self.egress_services.put(change.clone());
-                self.antrea.iter_mut().for_each(|antrea| antrea.put(change.clone()));
+                let kinds = [&mut self.antrea, &mut self.cilium];
+                kinds.into_iter().flatten().for_each(|kind| kind.put(change.clone()));
             }
             Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}
         }

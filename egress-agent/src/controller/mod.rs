@@ -7,10 +7,12 @@
 //! - [`ledger`]: the record of hand-overs, and the evidence of releases.
 //! - [`node_health`]: which egress nodes answer.
 //! - [`pod_counts`]: how many pods each object serves, and which agents are away.
-//! - `egress_services`, `antrea`: what becomes of EgressServices, and of Antrea's Egresses.
+//! - `egress_services`, `antrea`, `cilium`: what becomes of EgressServices, of Antrea's Egresses, of Cilium's policies. `conversion`
+//!   is the loop that they share.
 //! - [`cluster_metrics`]: the cluster in numbers. Pure.
 
 mod antrea;
+mod cilium;
 pub mod cluster_metrics;
 mod conversion;
 mod egress_services;

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::change_queue::{self, ChangeReceiver};
 use crate::controller::antrea::AntreaTask;
+use crate::controller::cilium::CiliumTask;
 use crate::controller::egress_services::EgressServiceTask;
 use crate::controller::fan_out::{Receivers, SyncedLists, fan_out};
 use crate::controller::node_health::leader_probe;
@@ -29,6 +30,7 @@ use crate::metrics::HealthPage;
 use crate::metrics::health_page::{Running, RunningController};
 use egress_core::allocation::Nodes;
 use egress_core::leader_election::SilentHolder;
+use egress_core::model::policy::SourceKind;
 use egress_core::model::reserved::ClusterNetworks;
 use egress_core::model::settings::OnUnassigned;
 use egress_core::node_health::NodeHealth;
@@ -54,6 +56,8 @@ pub struct ControllerSettings {
     pub on_unassigned: OnUnassigned,
     /// Whether Antrea's Egresses and ExternalIPPools are served.
     pub serves_antrea: bool,
+    /// Whether Cilium's CiliumEgressGatewayPolicies are served.
+    pub serves_cilium: bool,
     /// How nodes are probed.
     pub probing: ProbeSettings,
     /// The UDP port of the overlay, through which nodes are probed too.
@@ -111,7 +115,7 @@ impl ControllerTopics {
 /// Runs until stopped. The Lease is released then, so that the other controller leads at once.
 pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
     let ControllerSettings { node_name, namespace, networks, probing, outages, .. } = settings;
-    let ControllerSettings { on_unassigned, serves_antrea, overlay, health_page, .. } = settings;
+    let ControllerSettings { on_unassigned, serves_antrea, serves_cilium, overlay, health_page, .. } = settings;
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let (key, key_publisher) = SharedKey::new();
@@ -126,6 +130,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (to_leader_probe, leader_probe_changes) = change_queue::inbox();
     let (to_egress_services, egress_service_changes) = change_queue::inbox();
     let (to_antrea, antrea_changes) = serves_antrea.then(change_queue::inbox).unzip();
+    let (to_cilium, cilium_changes) = serves_cilium.then(change_queue::inbox).unzip();
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&controller.node_name);
     let heartbeat = Heartbeat::default();
 
@@ -137,6 +142,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
         leader_probe: to_leader_probe,
         egress_services: to_egress_services,
         antrea: to_antrea,
+        cilium: to_cilium,
         endpoints,
         synced_lists: SyncedLists::default(),
         synced,
@@ -160,11 +166,17 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     if let Some(health_page) = health_page {
         health_page.set_running(Running::Controller(controller.sources(&leadership, heartbeat)));
     }
-    let egress_services = controller.egress_services(events.clone(), leadership.clone(), serves_antrea);
+    let others = [(serves_antrea, SourceKind::Egress), (serves_cilium, SourceKind::CiliumEgressGatewayPolicy)];
+    let others = others.into_iter().filter_map(|(served, kind)| served.then_some(kind)).collect();
+    let egress_services = controller.egress_services(events.clone(), leadership.clone(), others);
     parts.spawn(Task::EgressServices, egress_services.run(egress_service_changes, controller.stop.clone()));
     if let Some(changes) = antrea_changes {
         let antrea = controller.antrea(events.clone(), leadership.clone());
         parts.spawn(Task::Antrea, antrea.run(changes, controller.stop.clone()));
+    }
+    if let Some(changes) = cilium_changes {
+        let cilium = controller.cilium(events.clone(), leadership.clone());
+        parts.spawn(Task::Cilium, cilium.run(changes, controller.stop.clone()));
     }
     let reconciler = controller.reconciler(events, leadership, on_unassigned);
     parts.spawn(Task::Controller, reconciler.run(changes, controller.stop.clone()));
@@ -202,13 +214,18 @@ impl ControllerInputs {
             .with_unassigned(on_unassigned)
     }
 
-    fn egress_services(&self, events: Events, leadership: Leadership, serves_antrea: bool) -> EgressServiceTask {
+    fn egress_services(&self, events: Events, leadership: Leadership, others: Vec<SourceKind>) -> EgressServiceTask {
         let (client, outages) = (self.client.clone(), self.outages.clone());
-        EgressServiceTask { client, outages, events, leadership, removes_others: !serves_antrea }
+        EgressServiceTask { client, outages, events, leadership, others }
     }
 
     fn antrea(&self, events: Events, leadership: Leadership) -> AntreaTask {
         AntreaTask { client: self.client.clone(), outages: self.outages.clone(), events, leadership }
+    }
+
+    fn cilium(&self, events: Events, leadership: Leadership) -> CiliumTask {
+        let (client, outages) = (self.client.clone(), self.outages.clone());
+        CiliumTask { client, outages, events, leadership, node_health: self.topics.node_health.subscribe() }
     }
 
     fn leader_election(&self, outputs: ElectionOutputs, heartbeat: Heartbeat) -> impl Future<Output = ()> + use<> {

@@ -205,6 +205,7 @@ impl Cluster {
                 },
                 on_unassigned: OnUnassigned::NodeAddress,
                 serves_antrea: false,
+                serves_cilium: false,
                 probing: ProbeSettings {
                     rules: self.rules,
                     port: 0,

@@ -62,6 +62,16 @@ fn files() -> Vec<Generated> {
             text: |built| from_agent(built, "antrea-pools"),
         },
         Generated {
+            path: "deploy/cilium/ciliumegressgatewaypolicies.yaml",
+            place: TextPlace::Whole,
+            text: |built| from_agent(built, "cilium-policies"),
+        },
+        Generated {
+            path: "deploy/cilium/egressgatewaypolicystatuses.yaml",
+            place: TextPlace::Whole,
+            text: |built| from_agent(built, "cilium-statuses"),
+        },
+        Generated {
             path: "deploy/base/egressnodes.yaml",
             place: TextPlace::Whole,
             text: |built| from_agent(built, "egress-nodes"),

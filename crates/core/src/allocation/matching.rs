@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use crate::allocation::hosts::{AddressClass, ClassIndex, NodeIndex};
 use crate::allocation::search;
 use crate::model::node::Capacity;
+use crate::rendezvous;
 
 pub(super) type UnitIndex = usize;
 
@@ -45,7 +46,7 @@ pub(super) struct NodeLoad {
 
 impl NodeLoad {
     pub(super) fn new(name: &str, capacity: Capacity) -> Self {
-        let tie = hash(name.as_bytes());
+        let tie = rendezvous::hash(name.as_bytes());
         Self { tie, capacity, load: 0, load_v4: 0, placed: Vec::new(), placed_of_class: BTreeMap::new() }
     }
 
@@ -131,7 +132,7 @@ impl<'a> Matching<'a> {
     /// Adds an address to be placed.
     pub(super) fn add(&mut self, policy: usize, address: IpAddr, class: ClassIndex, last: Option<NodeIndex>) {
         let unit = self.units.len();
-        let tie = hash_of_address(address);
+        let tie = rendezvous::hash_of_address(address);
         self.units.push(Unit { policy, address, tie, class, former: last, node: None });
         self.policies[policy].waiting.push(unit);
     }
@@ -195,7 +196,7 @@ impl<'a> Matching<'a> {
     /// The order of nodes for an address: the least loaded, then its former one, then by hash.
     pub(super) fn cost(&self, unit: UnitIndex, node: NodeIndex) -> (usize, bool, u64) {
         let Unit { tie, former: last, .. } = self.units[unit];
-        (self.nodes[node].load, last != Some(node), tie_break(tie, self.nodes[node].tie))
+        (self.nodes[node].load, last != Some(node), rendezvous::weight(tie, self.nodes[node].tie))
     }
 
     /// Whether no reachable node with room has fewer addresses than this one.
@@ -271,24 +272,4 @@ fn groups(nodes: usize, classes: &[AddressClass]) -> (Vec<Option<usize>>, Vec<Ve
         groups.push(members.into_iter().collect());
     }
     (group, groups)
-}
-
-/// FNV-1a: ties between nodes are broken the same way on every machine and in every version.
-fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn hash_of_address(address: IpAddr) -> u64 {
-    match address {
-        IpAddr::V4(address) => hash(&address.octets()),
-        IpAddr::V6(address) => hash(&address.octets()),
-    }
-}
-
-/// The finisher of splitmix64 over both: neighbouring addresses prefer different nodes.
-fn tie_break(address: u64, node: u64) -> u64 {
-    let mixed = (address ^ node.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

@@ -31,6 +31,8 @@ pub struct EgressInterface {
     pub mtu: u32,
     /// The interface of the node's default route, by which pod packets without an egress IP leave.
     pub is_uplink: bool,
+    /// The first address of each family, in the kernel's order. An agent of an older version publishes none.
+    pub addresses: Vec<IpAddr>,
     /// The networks of its addresses, without host bits. `Some` is why a network hosts no egress IP.
     pub networks: BTreeMap<IpNet, Option<InterfaceReason>>,
     /// Prefixes beyond its networks that it has routes to, [`MOST_DESTINATIONS`] at most.

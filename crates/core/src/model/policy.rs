@@ -18,6 +18,7 @@ use crate::model::node::Node;
 use crate::model::selector::Selector;
 use crate::model::state::{EgressIds, Family, SharedWith, family_of};
 use crate::model::view::{CreationTimestamp, Reading, Update};
+use crate::rendezvous;
 
 /// One entry of `status.items`, as written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,15 +97,20 @@ pub enum SourceKind {
     EgressIp,
     /// `crd.antrea.io/v1beta1` Egress.
     Egress,
+    /// `cilium.io/v2` CiliumEgressGatewayPolicy.
+    CiliumEgressGatewayPolicy,
 }
 
 impl SourceKind {
+    pub const ALL: [Self; 4] = [Self::EgressService, Self::EgressIp, Self::Egress, Self::CiliumEgressGatewayPolicy];
+
     /// The kind as in Kubernetes objects.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::EgressService => "EgressService",
             Self::EgressIp => "EgressIP",
             Self::Egress => "Egress",
+            Self::CiliumEgressGatewayPolicy => "CiliumEgressGatewayPolicy",
         }
     }
 }
@@ -143,6 +149,26 @@ pub struct PolicyRule {
     /// A pod is selected by any of them.
     pub selects: Vec<Selects>,
     pub destinations: Destinations,
+    /// The rule is for some of these pods.
+    pub share: Option<PodShare>,
+}
+
+/// The pods of a rule that leave with one of several addresses. Each pod has one of them, by rendezvous hashing of its UID, so an
+/// address that comes or goes moves no pods but its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodShare {
+    pub address: IpAddr,
+    /// All of them.
+    pub among: BTreeSet<IpAddr>,
+}
+
+impl PodShare {
+    /// Whether the pod leaves with the address.
+    pub fn has(&self, uid: &str) -> bool {
+        let pod = rendezvous::hash(uid.as_bytes());
+        let weight = |address: &IpAddr| (rendezvous::weight(pod, rendezvous::hash_of_address(*address)), *address);
+        self.among.iter().copied().max_by_key(weight) == Some(self.address)
+    }
 }
 
 /// What else a policy's addresses are used for.
@@ -204,11 +230,13 @@ pub struct PolicyOrigin {
     pub created: CreationTimestamp,
 }
 
-/// Selects pods.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Selects pods. The default selects all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selects {
     pub namespaces: Selector,
     pub pods: Selector,
+    /// By the node that the pod runs on.
+    pub nodes: Selector,
 }
 
 /// The outside destinations that a policy applies to.
@@ -337,6 +365,7 @@ impl EgressNodes {
     pub fn of<'a>(policies: impl IntoIterator<Item = &'a EgressPolicy>) -> Self {
         let mut nodes = Self::default();
         for policy in policies {
+            nodes.selected.extend(policy.candidates.iter().map(|one| NodeSelectors::from([one.clone()])));
             match &policy.eligible_nodes {
                 EligibleNodes::Labelled => {}
                 EligibleNodes::One(None) => nodes.all = true,
@@ -410,6 +439,8 @@ pub struct EgressPolicy {
     pub listed: Vec<String>,
     pub address_use: AddressUse,
     pub eligible_nodes: EligibleNodes,
+    /// Selects nodes that could serve its pods with other addresses: the controller must know whether they answer.
+    pub candidates: BTreeSet<Selector>,
     pub network: Option<PolicyNetwork>,
     /// Packets without an address are dropped, where the operator's default would be the node's address.
     pub drop_unassigned: bool,
@@ -468,6 +499,11 @@ impl EgressPolicy {
         self.network.as_ref().is_some_and(|network| network.pods.is_some())
     }
 
+    /// Whether no node has an address for it, so that none is listed. Its packets are dropped.
+    pub fn has_no_gateway(&self) -> bool {
+        self.address_use == AddressUse::OfHost && self.listed.is_empty() && !self.is_unknown(PolicyPart::Addresses)
+    }
+
     /// A policy that selects nothing, lists nothing, and has no status.
     pub fn new(origin: PolicyOrigin) -> Self {
         Self {
@@ -476,6 +512,7 @@ impl EgressPolicy {
             listed: Vec::new(),
             address_use: AddressUse::EgressOnly,
             eligible_nodes: EligibleNodes::Labelled,
+            candidates: BTreeSet::new(),
             network: None,
             drop_unassigned: false,
             published: Published::default(),
@@ -531,7 +568,7 @@ impl EgressPolicy {
             name: origin.key.name.clone(),
             uid: origin.uid.clone(),
         };
-        PolicyRule { source, selects: vec![selects], destinations: Destinations::All }
+        PolicyRule { source, selects: vec![selects], destinations: Destinations::All, share: None }
     }
 
     /// Whether a listed address has a node in the status.
@@ -578,6 +615,28 @@ mod tests {
         let rules = service.rules.expect("rules");
         shared.rules = Some([rules.clone(), rules.clone(), rules].concat());
         assert_eq!(shared.written_as(), "EgressService shop/web and 2 more");
+    }
+
+    #[test]
+    fn pods_are_divided_and_an_address_that_goes_moves_no_pods_but_its_own() {
+        let [a, b, c] =
+            ["172.18.0.2", "172.18.0.3", "172.18.0.4"].map(|text| parse_egress_ip(text).expect("a literal"));
+        let of = |uid: &str, among: &[IpAddr]| {
+            let among: BTreeSet<IpAddr> = among.iter().copied().collect();
+            let has = |address: &&IpAddr| PodShare { address: **address, among: among.clone() }.has(uid);
+            let mut found = among.iter().filter(has);
+            let one = *found.next().expect("every pod has an address");
+            assert_eq!(found.next(), None, "and one alone");
+            one
+        };
+        let mut counts = BTreeMap::<IpAddr, u32>::new();
+        for number in 0..3000 {
+            let uid = format!("5c0ffee5-0000-4000-8000-{number:012}");
+            let (three, two) = (of(&uid, &[a, b, c]), of(&uid, &[a, b]));
+            *counts.entry(three).or_default() += 1;
+            assert!(three == c || three == two, "{uid}");
+        }
+        assert!(counts.len() == 3 && counts.values().all(|count| (850..1150).contains(count)), "{counts:?}");
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub fn interface(name: &str, networks: &[&str]) -> EgressInterface {
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,
         is_uplink: false,
+        addresses: Vec::new(),
         networks: networks.iter().map(|network| (net(network), None)).collect(),
         destinations: BTreeSet::new(),
         state: InterfaceState::Usable,
@@ -65,7 +66,7 @@ pub fn items(items: &[(&str, &str)]) -> Vec<Item> {
 
 /// Selects the pods of namespaces with `env=prod`, with egress ID 1. Items are pairs of node and address.
 pub fn policy(name: &str, listed: &[&str], assigned: &[(&str, &str)]) -> EgressPolicy {
-    let selects = Selects { namespaces: equals("env", "prod"), pods: Selector::default() };
+    let selects = Selects { namespaces: equals("env", "prod"), ..Selects::default() };
     EgressPolicy {
         listed: listed.iter().map(|text| (*text).to_owned()).collect(),
         rules: Some(vec![EgressPolicy::own_rule(&origin(name, 1), selects)]),
@@ -108,9 +109,7 @@ impl EgressPolicy {
             origin.key.kind = PolicyKind::Assignment;
             origin.created = created;
         });
-        let any = || {
-            vec![Self::own_rule(&policy.origin, Selects { namespaces: Selector::default(), pods: Selector::default() })]
-        };
+        let any = || vec![Self::own_rule(&policy.origin, Selects::default())];
         let rules = Some(policy.rules.clone().unwrap_or_else(any));
         let policy = Self { address_use: AddressUse::OfService, rules, ..policy };
         policy.with_rules(|rule| rule.source.kind = SourceKind::EgressService)

@@ -15,11 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
+use crate::model::node::Node;
 use crate::model::policy::{
     Destinations, EgressPolicy, Policies, PolicyKey, PolicyRule, RuleSource, Selects, SourceKind,
 };
 use crate::model::state::{ClassPolicies, EgressId, EgressIds, Family, KernelState, NOT_NUMBERED, PodState, family_of};
-use crate::model::view::{ClusterView, CreationTimestamp, Pod, PodKey, Remembered};
+use crate::model::view::{ClusterView, CreationTimestamp, Labels, Pod, PodKey, Remembered};
 use crate::selection::classes::{Candidate, ClassNumbers, ClassTable};
 use crate::selection::pod_addresses::PodAddressSpace;
 
@@ -89,6 +92,8 @@ pub fn by_rank<'a>(policies: impl IntoIterator<Item = &'a Arc<EgressPolicy>>) ->
 #[derive(Debug, Default)]
 pub struct Selection {
     network: PodAddressSpace,
+    /// Of this node.
+    node: Arc<Labels>,
     ids: BTreeMap<PolicyKey, EgressIds>,
     /// The rules that select a namespace, by rank; only namespaces that have pods here.
     by_namespace: BTreeMap<String, Vec<SelectingRule>>,
@@ -110,9 +115,11 @@ struct SelectedClass {
 }
 
 impl Selection {
-    pub fn new(view: &ClusterView, network: PodAddressSpace) -> Self {
+    /// Of the pods of this node.
+    pub fn new(view: &ClusterView, own: &Node, service_cidrs: &[IpNet]) -> Self {
         let (by_namespace, tables) = (BTreeMap::new(), BTreeMap::new());
-        Self { network, ids: egress_ids(&view.policies), by_namespace, tables, numbers: view.classes.clone() }
+        let (network, node) = (PodAddressSpace::new(own, service_cidrs), Arc::clone(&own.labels));
+        Self { network, node, ids: egress_ids(&view.policies), by_namespace, tables, numbers: view.classes.clone() }
     }
 
     /// Forgets the numbers of classes that the state does not have.
@@ -238,7 +245,8 @@ impl Selection {
     ) -> Option<Vec<SelectingRule>> {
         let labels = view.namespaces.get(&key.namespace)?;
         let candidates = self.by_namespace.entry(key.namespace.clone()).or_insert_with(|| {
-            let selected = |rule: &PolicyRule| rule.selects.iter().any(|one| one.namespaces.matches(labels));
+            let is_selected = |one: &Selects| one.nodes.matches(&self.node) && one.namespaces.matches(labels);
+            let selected = |rule: &PolicyRule| rule.selects.iter().any(is_selected);
             let of_policy = |policy: &Arc<EgressPolicy>| -> Vec<SelectingRule> {
                 let one = |index| SelectingRule { policy: Arc::clone(policy), index };
                 match &policy.rules {
@@ -255,9 +263,14 @@ impl Selection {
             let id = self.ids.get(policy.key()).and_then(|ids| ids.of(family))?;
             remembered?.get(&id).copied()
         };
-        let is_selected = |one: &Selects| one.namespaces.matches(labels) && one.pods.matches(&pod.labels);
+        let is_selected = |one: &Selects| {
+            one.nodes.matches(&self.node) && one.namespaces.matches(labels) && one.pods.matches(&pod.labels)
+        };
+        let has_share = |rule: &PolicyRule| rule.share.as_ref().is_none_or(|share| share.has(&pod.uid));
         let selected = |one: &&SelectingRule| match one.rule() {
-            Some(rule) => rule.destinations.has_family(family) && rule.selects.iter().any(is_selected),
+            Some(rule) => {
+                rule.destinations.has_family(family) && rule.selects.iter().any(is_selected) && has_share(rule)
+            }
             // With unreadable selectors, the policy selects the pods that it selected before.
             None => known(&one.policy).is_some(),
         };

@@ -30,6 +30,8 @@ pub enum Reason {
     NoReadyNode,
     /// Nodes that could take an address have as many as their cloud or their annotation allows.
     NoCapacity,
+    /// No node has an address for its objects.
+    NoGateway,
     /// No entry is an address.
     InvalidEgressIP,
     InvalidSelector,
@@ -51,6 +53,7 @@ impl Reason {
             Self::NoEligibleNode => "NoEligibleNode",
             Self::NoReadyNode => "NoReadyNode",
             Self::NoCapacity => "NoCapacity",
+            Self::NoGateway => "NoGateway",
             Self::InvalidEgressIP => "InvalidEgressIP",
             Self::InvalidSelector => "InvalidSelector",
             Self::InvalidSpec => "InvalidSpec",
@@ -168,6 +171,9 @@ impl ClusterContext {
         let families: BTreeSet<Family> = policy.listed.iter().map(|text| listed_family(text)).collect();
         let without: Vec<Family> = families.iter().copied().filter(|family| !has(*family)).collect();
         let leaves = "leave with their nodes' addresses";
+        if policy.has_no_gateway() {
+            return Some("packets of pods that no other object serves are dropped".to_owned());
+        }
         if policy.listed.is_empty() {
             return (!policy.is_unknown(PolicyPart::Addresses))
                 .then(|| format!("packets of pods that no other object serves {leaves}"));
@@ -202,11 +208,14 @@ fn assigned(policy: &EgressPolicy, outcome: &ObjectAssignment, cluster: &Cluster
         () if statuses().any(|status| matches!(status, EntryStatus::Taken { .. })) => Reason::UnsupportedRequest,
         () if statuses().any(|status| matches!(status, EntryStatus::Conflict { .. })) => Reason::EgressIPConflict,
         () if statuses().any(|status| matches!(status, EntryStatus::Reserved(_))) => Reason::ReservedAddress,
+        () if policy.has_no_gateway() => Reason::NoGateway,
         () => Reason::InvalidEgressIP,
     };
     let mut causes: Vec<String> = spec_problems(policy).map(|(_, message)| message).collect();
     causes.extend(outcome.entries.iter().filter_map(|(entry, status)| cause(policy, (entry, status), cluster)));
-    if outcome.entries.is_empty() {
+    if policy.has_no_gateway() {
+        causes.push("no node has an address for it".to_owned());
+    } else if outcome.entries.is_empty() {
         causes.push("spec.egressIPs is empty".to_owned());
     }
     let message = match cluster.consequence(policy, outcome) {

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use rtnetlink::Handle;
@@ -59,7 +60,10 @@ pub fn records(
         let networks = networks.into_iter().take(MOST_INTERFACE_NETWORKS).collect();
         let destinations = BTreeSet::new();
         let name = name.to_owned();
-        Some(EgressInterface { index, name, mac, mtu, is_uplink, networks, destinations, state: state(link) })
+        let (v4, v6) = interfaces::primary_addresses(addresses, index);
+        let addresses = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)).collect();
+        let state = state(link);
+        Some(EgressInterface { index, name, mac, mtu, is_uplink, addresses, networks, destinations, state })
     };
     let mut records: Vec<_> = links.iter().filter_map(record).collect();
     exclude_stacked(&mut records, links);
@@ -136,8 +140,6 @@ fn network(message: &AddressMessage) -> Option<(u32, IpNet, Option<InterfaceReas
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use rtnetlink::packet_route::address::AddressScope;
     use rtnetlink::packet_route::link::LinkFlags;
 
@@ -202,12 +204,14 @@ mod tests {
         let both = [link((3, "eth1")), link(UPLINK)];
         let addresses = [address(2, "172.18.0.2/16"), address(3, "10.10.10.2/24"), address(3, "fd00:10::2/64")];
         let net = |text: &str| text.parse::<IpNet>().expect("a literal");
+        let ip = |text: &str| text.parse::<IpAddr>().expect("a literal");
         let uplink = EgressInterface {
             index: 2,
             name: UPLINK.1.into(),
             mac: [2, 0, 0, 0, 0, 2],
             mtu: 1500,
             is_uplink: true,
+            addresses: vec![ip("172.18.0.2")],
             networks: [(net("172.18.0.0/16"), None)].into(),
             destinations: BTreeSet::new(),
             state: InterfaceState::Usable,
@@ -218,6 +222,7 @@ mod tests {
             mac: [2, 0, 0, 0, 0, 3],
             mtu: 1500,
             is_uplink: false,
+            addresses: vec![ip("10.10.10.2"), ip("fd00:10::2")],
             networks: [(net("10.10.10.0/24"), None), (net("fd00:10::/64"), None)].into(),
             destinations: BTreeSet::new(),
             state: InterfaceState::Usable,

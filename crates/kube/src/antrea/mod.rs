@@ -112,7 +112,7 @@ fn request(spec: &Value) -> Result<EgressRequest, String> {
         (None, None) => None,
         (namespaces, pods) => {
             let all = |selector: Option<Selector>| selector.unwrap_or_default();
-            Some(Selects { namespaces: all(namespaces), pods: all(pods) })
+            Some(Selects { namespaces: all(namespaces), pods: all(pods), ..Selects::default() })
         }
     };
     let (singular, plural) = (["egressIP", "externalIPPool"], ["egressIPs", "externalIPPools"]);

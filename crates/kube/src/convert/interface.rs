@@ -1,5 +1,7 @@
 //! Egress interfaces: from the agent's records to its EgressNode object, and back.
 
+use std::net::IpAddr;
+
 use egress_core::model::interface::{
     EgressInterface, InterfaceReason, InterfaceState, MOST_DESTINATIONS, MOST_INTERFACE_NETWORKS,
 };
@@ -8,6 +10,9 @@ use ipnet::IpNet;
 
 use crate::convert::node::{link_address, one};
 use crate::crd::{InterfaceNetwork, NodeInterface};
+
+/// One of each family.
+const MOST_FIRST_ADDRESSES: usize = 2;
 
 const ABSENT: &str = "Absent";
 const ATTACHED: &str = "Attached";
@@ -31,6 +36,7 @@ pub fn published(record: &EgressInterface) -> NodeInterface {
         mac: mac_text(record.mac),
         mtu: record.mtu,
         uplink: record.is_uplink,
+        addresses: record.addresses.iter().map(IpAddr::to_string).collect(),
         networks: networks.collect(),
         destinations: record.destinations.iter().map(IpNet::to_string).collect(),
         state: state.to_owned(),
@@ -40,7 +46,7 @@ pub fn published(record: &EgressInterface) -> NodeInterface {
 
 /// The record of a published interface; `None` if its state or link address is unreadable. Unreadable networks are left out.
 pub(super) fn record(published: NodeInterface, problems: &mut Vec<String>) -> Option<EgressInterface> {
-    let NodeInterface { name, index, mac, mtu, uplink, networks, destinations, state, reason } = published;
+    let NodeInterface { name, index, mac, mtu, uplink, addresses, networks, destinations, state, reason } = published;
     let reason = InterfaceReason::from(reason.as_deref().unwrap_or_default());
     let state = match state.as_str() {
         ABSENT => InterfaceState::Absent(reason),
@@ -59,19 +65,21 @@ pub(super) fn record(published: NodeInterface, problems: &mut Vec<String>) -> Op
     let networks = networks.into_iter().take(MOST_INTERFACE_NETWORKS).filter_map(network).collect();
     let destinations = destinations.iter().take(MOST_DESTINATIONS);
     let destinations = destinations.filter_map(|text| one::<IpNet>(text, problems)).map(|net| net.trunc()).collect();
-    Some(EgressInterface { index, name, mac, mtu, is_uplink: uplink, networks, destinations, state })
+    let addresses = addresses.iter().take(MOST_FIRST_ADDRESSES).filter_map(|text| one(text, problems)).collect();
+    Some(EgressInterface { index, name, mac, mtu, is_uplink: uplink, addresses, networks, destinations, state })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use egress_core::model::samples::{interface, net};
+    use egress_core::model::samples::{interface, ip, net};
 
     #[test]
     fn a_record_is_read_as_it_is_published() {
         let networks = [(net("10.10.10.0/24"), None), (net("fd00:10::/64"), Some(InterfaceReason::Temporary))].into();
         let destinations = [net("10.20.0.0/16"), net("::/0")].into();
-        let one = EgressInterface { networks, destinations, ..interface("eth1", &[]) };
+        let addresses = vec![ip("10.10.10.2"), ip("fd00:10::2")];
+        let one = EgressInterface { addresses, networks, destinations, ..interface("eth1", &[]) };
         let newer = InterfaceReason::Other("OfANewerAgent".into());
         for state in [
             InterfaceState::Absent(InterfaceReason::NotAttached),

@@ -4,6 +4,7 @@
 //! its namespace, and so are its annotations.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kube::Client;
@@ -15,8 +16,8 @@ use crate::crd::{self, AssignmentSource};
 use crate::policy::egress_ip::{read, write};
 use crate::policy::{PolicyApi, StatusWriter, selector};
 use egress_core::model::policy::{
-    AddressUse, DestinationPrefixes, Destinations, EgressPolicy, EligibleNodes, Item, NodeSelectors, PolicyKind,
-    PolicyNetwork, PolicyRule, RuleSource, Selects, parse_egress_ip,
+    AddressUse, DestinationPrefixes, Destinations, EgressPolicy, EligibleNodes, Item, NodeSelectors, PodShare,
+    PolicyKind, PolicyNetwork, PolicyRule, RuleSource, Selects, parse_egress_ip,
 };
 use egress_core::model::selector::Selector;
 
@@ -43,21 +44,38 @@ impl PolicyApi for EgressAssignments {
 /// Sorted by precedence.
 pub(super) fn rules(spec: &Value) -> Result<Vec<PolicyRule>, String> {
     let rules = spec["rules"].as_array().ok_or("spec.rules: no list")?;
-    let mut rules = rules.iter().map(rule).collect::<Result<Vec<_>, String>>()?;
+    let own = spec["egressIPs"][0].as_str().and_then(parse_egress_ip);
+    let mut rules = rules.iter().map(|one| rule(one, own)).collect::<Result<Vec<_>, String>>()?;
     rules.sort_by(|a, b| a.source.cmp(&b.source));
     Ok(rules)
 }
 
-fn rule(rule: &Value) -> Result<PolicyRule, String> {
+fn rule(rule: &Value, own: Option<IpAddr>) -> Result<PolicyRule, String> {
     let from = AssignmentSource::deserialize(&rule["from"]).map_err(|error| format!("rules.from: {error}"))?;
     let AssignmentSource { kind, namespace, name, uid, created } = from;
     let selectors = rule["selectors"].as_array().ok_or("rules.selectors: no list")?;
     let selects = selectors.iter().map(|one| {
-        Ok(Selects { namespaces: selector("namespaces", &one["namespaces"])?, pods: selector("pods", &one["pods"])? })
+        Ok(Selects {
+            namespaces: selector("namespaces", &one["namespaces"])?,
+            pods: selector("pods", &one["pods"])?,
+            nodes: if one["nodes"].is_null() { Selector::default() } else { selector("nodes", &one["nodes"])? },
+        })
     });
     let selects = selects.collect::<Result<Vec<_>, String>>()?;
     let source = RuleSource { kind, created, namespace: namespace.unwrap_or_default(), name, uid };
-    Ok(PolicyRule { source, selects, destinations: destinations(rule)? })
+    Ok(PolicyRule { source, selects, destinations: destinations(rule)?, share: share(rule, own)? })
+}
+
+/// Of the only address of the assignment.
+fn share(rule: &Value, own: Option<IpAddr>) -> Result<Option<PodShare>, String> {
+    if rule["among"].is_null() {
+        return Ok(None);
+    }
+    let among = BTreeSet::deserialize(&rule["among"]).map_err(|error| format!("rules.among: {error}"))?;
+    match own.filter(|own| among.contains(own)) {
+        Some(address) => Ok(Some(PodShare { address, among })),
+        None => Err("rules.among: without the address itself".to_owned()),
+    }
 }
 
 fn destinations(rule: &Value) -> Result<Destinations, String> {
@@ -121,6 +139,12 @@ pub(super) fn eligible_nodes(spec: &Value, address_use: AddressUse) -> EligibleN
         AddressUse::OfHost => EligibleNodes::Having(selectors()),
         AddressUse::EgressOnly => EligibleNodes::Selected(selectors()),
     }
+}
+
+/// One that cannot be read selects no node.
+pub(super) fn candidates(spec: &Value) -> BTreeSet<Selector> {
+    let all = spec["candidates"].as_array().into_iter().flatten();
+    all.filter_map(|one| selector("spec.candidates", one).ok()).collect()
 }
 
 #[cfg(test)]

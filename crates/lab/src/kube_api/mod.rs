@@ -159,6 +159,8 @@ impl KubeApi {
         self.install_crd(&base.join("../crd/egressservices.yaml"))?;
         self.install_crd(&base.join("../antrea/egresses.yaml"))?;
         self.install_crd(&base.join("../antrea/externalippools.yaml"))?;
+        self.install_crd(&base.join("../cilium/ciliumegressgatewaypolicies.yaml"))?;
+        self.install_crd(&base.join("../cilium/egressgatewaypolicystatuses.yaml"))?;
         let manifest = base.join("rbac.yaml");
         match self.restrict_agents(&manifest) {
             Ok(()) => self.description.push_str("; agents have the rights of deploy/base/rbac.yaml and no others"),

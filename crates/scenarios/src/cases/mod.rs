@@ -7,6 +7,7 @@ mod bad_objects;
 mod bad_start;
 mod baseline;
 mod changes;
+mod cilium;
 pub(crate) mod cleanup;
 mod cni_plugin;
 mod conditions;
@@ -54,6 +55,7 @@ pub fn tests() -> Vec<LabTest> {
     tests.extend(load_balancer::tests());
     tests.extend(egress_service::tests());
     tests.extend(antrea::tests());
+    tests.extend(cilium::tests());
     tests.extend(nic::tests());
     tests.extend([
         test("story_succeeds_and_leaves_nothing", story::of_egress_ips),

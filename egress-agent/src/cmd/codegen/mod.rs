@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, ValueEnum};
 
 use crate::cmd::{Cli, CliError};
 use crate::metrics::page;
-use egress_kube::{antrea, crd};
+use egress_kube::{antrea, cilium, crd};
 
 #[derive(Args, Debug)]
 pub(super) struct CodegenArgs {
@@ -26,6 +26,10 @@ enum GeneratedText {
     AntreaEgresses,
     /// The one of Antrea's ExternalIPPool
     AntreaPools,
+    /// The one of Cilium's CiliumEgressGatewayPolicy
+    CiliumPolicies,
+    /// The one of EgressGatewayPolicyStatus
+    CiliumStatuses,
     /// The one of EgressNode
     EgressNodes,
     /// The tables of flags, variables and keys
@@ -43,6 +47,8 @@ pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
         GeneratedText::EgressAssignments => print!("{}", crd::assignment_manifest()?),
         GeneratedText::AntreaEgresses => print!("{}", antrea::crd::egress_manifest()?),
         GeneratedText::AntreaPools => print!("{}", antrea::crd::pool_manifest()?),
+        GeneratedText::CiliumPolicies => print!("{}", cilium::crd::policy_manifest()?),
+        GeneratedText::CiliumStatuses => print!("{}", cilium::crd::status_manifest()?),
         GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
         GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
         GeneratedText::Metrics => print!("{}", page::tables()),

@@ -19,7 +19,7 @@ use crate::model::state::{
 };
 use crate::model::view::ClusterView;
 use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
-use crate::selection::pod_addresses::{PodAddressSpace, Refusal};
+use crate::selection::pod_addresses::Refusal;
 use crate::selection::{Selection, by_rank};
 
 /// Computes the desired state. `None` while this node's own Node object is unknown: without its addresses, traffic to
@@ -30,7 +30,7 @@ pub fn desired(view: &ClusterView, settings: &NodeSettings) -> Option<Desired> {
     if own.primary.is_empty() {
         return None;
     }
-    let mut selection = Selection::new(view, PodAddressSpace::new(own, &settings.service_cidrs));
+    let mut selection = Selection::new(view, own, &settings.service_cidrs);
     let nodes = node_addresses(view, settings);
     let (egress_ips, beyond) = egress_ips(view, &nodes, MOST_EGRESS_IPS);
     let mut cluster = prefixes(view, settings, egress_ips);
@@ -234,6 +234,9 @@ fn entries(
 }
 
 fn when_empty(policy: &EgressPolicy, family: Family, settings: &NodeSettings) -> WhenEmpty {
+    if policy.has_no_gateway() {
+        return WhenEmpty::Drop;
+    }
     if !policy.is_unknown(PolicyPart::Addresses) && !policy.listed.iter().any(|text| listed_family(text) == family) {
         return WhenEmpty::NotListed;
     }

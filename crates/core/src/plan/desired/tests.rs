@@ -5,8 +5,8 @@ use egress_common::random::Random;
 use super::*;
 use crate::model::exposed::{Exposes, TargetPort};
 use crate::model::policy::{
-    DestinationPrefixes, Destinations, PolicyKind, PolicyNetwork, PolicyRule, RuleSource, Selects, SourceKind,
-    Unreadable,
+    DestinationPrefixes, Destinations, PodShare, PolicyKind, PolicyNetwork, PolicyRule, RuleSource, Selects,
+    SourceKind, Unreadable,
 };
 use crate::model::samples::{equals, interface, ip, net, policy, settings};
 use crate::model::selector::Selector;
@@ -16,6 +16,7 @@ use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Update};
 use crate::networks::{MOST_ADDRESSES, MOST_TABLES, NetworkUse, RoutedNetworks, RoutingTables};
 use crate::plan::compile::Compiler;
 use crate::selection::MOST_STANDBY;
+use crate::selection::pod_addresses::PodAddressSpace;
 
 fn node(i: u8) -> Node {
     Node {
@@ -301,7 +302,7 @@ fn of_equal_destinations_the_older_applies_and_an_event_says_so() {
     let to = |text: &str| state.policies_of(ip("10.244.1.10")).of(ip(text));
     assert_eq!((to("198.51.100.9"), to("192.0.2.1")), (Some(EgressId(1)), None));
     let own = &view.nodes["n1"];
-    let mut selection = Selection::new(&view, PodAddressSpace::new(own, &[]));
+    let mut selection = Selection::new(&view, own, &[]);
     let standby = selection.standby(&view, view.pods.keys());
     let pairs: Vec<_> = standby.iter().map(|one| (one.rule.to_string(), one.served_by.to_string())).collect();
     assert_eq!(pairs, [("EgressIP a".to_owned(), "EgressIP b".to_owned())]);
@@ -329,7 +330,7 @@ fn rules_of_one_policy_share_its_addresses() {
     let state = compiled(&view);
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(2)), "c comes before both by its name");
     assert_eq!(state.pods[&ip("10.244.1.11")], PodState::Selected(EgressId(2)));
-    let mut selection = Selection::new(&view, PodAddressSpace::new(&view.nodes["n1"], &[]));
+    let mut selection = Selection::new(&view, &view.nodes["n1"], &[]);
     let standby = selection.standby(&view, [&key("web")]);
     assert!(standby.iter().all(|one| one.served_by.name == "c"), "{standby:?}");
 }
@@ -492,7 +493,7 @@ fn an_address_of_the_host_is_served_by_the_node_that_has_it() {
 #[test]
 fn networks_have_the_addresses_and_pods_that_follow_them() {
     let with = |name: &str, table: &str, created: i64, addresses: &[&str], app: Option<&str>| {
-        let selects = |app: &str| Selects { namespaces: Selector::from_iter([]), pods: equals("app", app) };
+        let selects = |app: &str| Selects { pods: equals("app", app), ..Selects::default() };
         let network = PolicyNetwork {
             table: table.into(),
             addresses: addresses.iter().map(|address| ip(address)).collect(),
@@ -956,11 +957,14 @@ fn policies_of_all_kinds_follow_the_documented_order() {
         let policies = of_all_kinds(&mut random, &TARGETS);
         let mut view = view(policies, vec![]);
         view.namespaces.insert("test".to_owned(), Labels::from([("env".into(), "test".into())]));
+        let node = Arc::make_mut(view.nodes.get_mut("n1").expect("a node"));
+        node.labels = Labels::from([("zone".into(), "a".into())]).into();
         for (index, (namespace, app)) in [("prod", "a"), ("prod", "b"), ("test", "a"), ("test", "b")].iter().enumerate()
         {
             let labels = Labels::from([("app".into(), (*app).into())]);
             let of = PodKey { namespace: (*namespace).into(), name: (*app).into() };
-            view.pods.insert(of, Pod { labels, ..pod(&format!("10.244.1.{}", 10 + index)) });
+            let uid = format!("pod-{seed}-{index}");
+            view.pods.insert(of, Pod { labels, uid, ..pod(&format!("10.244.1.{}", 10 + index)) });
         }
         let state = compiled(&view);
         classes += state.classes.len();
@@ -977,21 +981,29 @@ fn policies_of_all_kinds_follow_the_documented_order() {
 
 /// The egress ID of each is its own, and so is the name of each rule.
 fn of_all_kinds(random: &mut Random, targets: &[&str]) -> Vec<EgressPolicy> {
+    use SourceKind::{CiliumEgressGatewayPolicy, Egress, EgressIp, EgressService};
     let count = random.below(7);
     let of = |index: usize| {
         let id = u32::try_from(index + 1).expect("few");
         let address = format!("172.18.0.{}", 100 + index);
         let there = [("n2", address.as_str())];
         let items = if random.below(4) > 0 { &there[..] } else { &[] };
-        let kind =
-            random.one_of(&[SourceKind::EgressService, SourceKind::EgressIp, SourceKind::Egress, SourceKind::Egress]);
+        let kind = random.one_of(&[
+            EgressService,
+            EgressIp,
+            Egress,
+            Egress,
+            CiliumEgressGatewayPolicy,
+            CiliumEgressGatewayPolicy,
+        ]);
+        let is_of_cilium = kind == CiliumEgressGatewayPolicy;
         let name = format!("{}{index}", random.one_of(&["a", "b", "c"]));
         let mut one = policy(&name, &[&address], items).published_as(|it| it.ids = EgressIds::both(EgressId(id)));
-        if kind != SourceKind::EgressIp {
+        if kind != EgressIp {
             one = one.from_origin(|origin| origin.key.kind = PolicyKind::Assignment);
         }
         let rule = one.rules.iter().flatten().next().expect("it has one").clone();
-        let count = if kind == SourceKind::Egress { 1 + random.below(3) } else { 1 };
+        let count = if kind == Egress || is_of_cilium { 1 + random.below(3) } else { 1 };
         let rules = (0..count).map(|number| {
             let created = i64::try_from(random.below(3)).expect("few");
             let source = RuleSource { kind, created, name: format!("{name}-{number}"), ..rule.source.clone() };
@@ -1000,6 +1012,10 @@ fn of_all_kinds(random: &mut Random, targets: &[&str]) -> Vec<EgressPolicy> {
                     .one_of(&[&Selector::default(), &equals("env", "prod"), &equals("env", "test")])
                     .clone(),
                 pods: random.one_of(&[&Selector::default(), &equals("app", "a"), &equals("app", "b")]).clone(),
+                nodes: match is_of_cilium {
+                    true => random.one_of(&[&Selector::default(), &equals("zone", "a"), &equals("zone", "b")]).clone(),
+                    false => Selector::default(),
+                },
             });
             let selects = selects.collect();
             let destinations = match random.below(3) {
@@ -1012,7 +1028,10 @@ fn of_all_kinds(random: &mut Random, targets: &[&str]) -> Vec<EgressPolicy> {
                     Destinations::Prefixes(Arc::new(DestinationPrefixes::new(included, excluded)))
                 }
             };
-            PolicyRule { source, selects, destinations }
+            let others = (0..random.below(3)).map(|number| ip(&format!("172.18.0.{}", 200 + number)));
+            let (address, others) = (ip(&address), others.collect::<BTreeSet<_>>());
+            let share = PodShare { address, among: others.into_iter().chain([address]).collect() };
+            PolicyRule { source, selects, destinations, share: is_of_cilium.then_some(share) }
         });
         let rules = Some(rules.collect());
         EgressPolicy { rules, ..one }
@@ -1022,11 +1041,14 @@ fn of_all_kinds(random: &mut Random, targets: &[&str]) -> Vec<EgressPolicy> {
 
 /// What the documentation says, as plainly as possible.
 fn documented(view: &ClusterView, key: &PodKey, to: IpAddr) -> Option<EgressId> {
-    let (namespace, pod) = (&view.namespaces[&key.namespace], &view.pods[key].labels);
+    let (namespace, pod, node) = (&view.namespaces[&key.namespace], &view.pods[key], &view.nodes["n1"].labels);
     let mut applying = Vec::new();
     for policy in view.policies.values() {
         for rule in policy.rules.iter().flatten() {
-            let selected = rule.selects.iter().any(|one| one.namespaces.matches(namespace) && one.pods.matches(pod));
+            let selected = rule.selects.iter().any(|one| {
+                one.nodes.matches(node) && one.namespaces.matches(namespace) && one.pods.matches(&pod.labels)
+            });
+            let selected = selected && rule.share.as_ref().is_none_or(|share| share.has(&pod.uid));
             let length = match &rule.destinations {
                 Destinations::All => Some(0),
                 Destinations::Prefixes(prefixes) => {

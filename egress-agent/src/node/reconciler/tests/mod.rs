@@ -5,7 +5,6 @@ pub(super) mod refused;
 
 use std::sync::{Arc, Mutex};
 
-use egress_core::model::selector::Selector;
 use futures::future::BoxFuture;
 
 use super::ownership::FreshRead;
@@ -125,7 +124,7 @@ fn policy(name: &str, id: u32, created: i64, assigned: &[(&str, &str)]) -> (Poli
         ..Published::default()
     };
     let origin = samples::origin(name, created);
-    let selects = Selects { namespaces: Selector::default(), pods: equals("app", "web") };
+    let selects = Selects { pods: equals("app", "web"), ..Selects::default() };
     let policy = EgressPolicy {
         listed: vec!["172.18.0.100".into(), "172.18.0.101".into()],
         rules: Some(vec![EgressPolicy::own_rule(&origin, selects)]),

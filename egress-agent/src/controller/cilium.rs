@@ -1,0 +1,204 @@
+//! Cilium's CiliumEgressGatewayPolicies, while this controller leads: chooses the gateways of each, writes an assignment for each
+//! of their addresses, and says in an EgressGatewayPolicyStatus what has become of each policy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, stream};
+use kube::Client;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::change_queue::ChangeReceiver;
+use crate::controller::conversion::{self, Conversion, KnownCluster, all, timed};
+use egress_core::cilium::{
+    ACCEPTED, GatewayInputs, GatewayPolicyStatus, PolicyGateways, READY, assignment_name, status,
+};
+use egress_core::model::policy::{RuleSource, SourceKind};
+use egress_core::node_health::NodeHealth;
+use egress_kube::api_outage::ApiOutages;
+use egress_kube::assignments::AssignmentWriter;
+use egress_kube::cilium::{CiliumChange, CiliumView, CiliumWriter, StoredGatewayPolicy, status_value, watches};
+use egress_kube::events::{Events, Regarding};
+use egress_kube::leader_election::Leadership;
+use egress_kube::policy::status::WriteError;
+
+/// What the task needs.
+pub(super) struct CiliumTask {
+    pub(super) client: Client,
+    pub(super) outages: ApiOutages,
+    pub(super) events: Events,
+    pub(super) leadership: Leadership,
+    pub(super) node_health: watch::Receiver<NodeHealth>,
+}
+
+impl CiliumTask {
+    /// Runs until stopped.
+    pub(super) async fn run(self, cluster: ChangeReceiver, stop: CancellationToken) {
+        let Self { client, outages, events, leadership, node_health } = self;
+        let conversion = CiliumConversion {
+            view: CiliumView::default(),
+            unreachable: BTreeSet::new(),
+            absent: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            assignments: AssignmentWriter::new(&client),
+            writer: CiliumWriter::new(&client),
+            events,
+        };
+        let health = stream::unfold(node_health, async |mut health| {
+            health.changed().await.ok()?;
+            let now = health.borrow_and_update();
+            let change = CiliumInput::NodeHealth { unreachable: now.unreachable.clone(), absent: now.absent.clone() };
+            drop(now);
+            Some((change, health))
+        });
+        let changes = stream::select(watches(&client, &outages).map(CiliumInput::Objects), health);
+        let what = "what becomes of CiliumEgressGatewayPolicies";
+        conversion::run(conversion, what, changes, (cluster, leadership), stop).await;
+    }
+}
+
+/// One change of what the task knows.
+enum CiliumInput {
+    Objects(CiliumChange),
+    NodeHealth { unreachable: BTreeSet<String>, absent: BTreeSet<String> },
+}
+
+/// What is known, and what has been said.
+struct CiliumConversion {
+    view: CiliumView,
+    unreachable: BTreeSet<String>,
+    absent: BTreeSet<String>,
+    /// The events that have been published, by the UID of the policy.
+    reported: BTreeMap<String, (&'static str, String)>,
+    assignments: AssignmentWriter,
+    writer: CiliumWriter,
+    events: Events,
+}
+
+impl Conversion for CiliumConversion {
+    type Change = CiliumInput;
+
+    fn apply(&mut self, change: CiliumInput) {
+        match change {
+            CiliumInput::Objects(change) => self.view.apply(change),
+            CiliumInput::NodeHealth { unreachable, absent } => (self.unreachable, self.absent) = (unreachable, absent),
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.view.is_whole()
+    }
+
+    fn forget_reported(&mut self) {
+        self.reported.clear();
+    }
+
+    async fn pass(&mut self, cluster: &KnownCluster, leadership: &Leadership) -> Vec<WriteError> {
+        let Some(nodes) = cluster.nodes() else { return Vec::new() };
+        let current = self.view.current();
+        let inputs = GatewayInputs { nodes, unreachable: &self.unreachable, absent: &self.absent, current: &current };
+        let policies = self.view.policies.iter();
+        let chosen: BTreeMap<String, PolicyGateways> =
+            policies.map(|(name, stored)| (name.clone(), inputs.choose(&stored.object))).collect();
+        let wanted = self.view.assignment_specs(&chosen);
+        let without_room = wanted.without_room.clone();
+        let mut errors = self.write_assignments(wanted.specs(), leadership).await;
+        errors.extend(self.write_statuses((&chosen, &without_room), (cluster, leadership)).await);
+        errors
+    }
+}
+
+impl CiliumConversion {
+    async fn write_assignments(&self, specs: BTreeMap<String, Value>, leadership: &Leadership) -> Vec<WriteError> {
+        let gone = self.view.own_assignments().filter(|(name, _)| !specs.contains_key(*name));
+        let removals = gone.map(|(name, stored)| timed(leadership, self.assignments.unassign(name, stored)));
+        let mut outcomes = all(removals.collect()).await;
+        let changed = specs.iter().filter_map(|(name, spec)| {
+            let stored = self.view.assignments.get(name);
+            let differs = stored.is_none_or(|stored| stored.spec != *spec);
+            differs.then(|| timed(leadership, self.assignments.assign(name, spec, stored)))
+        });
+        outcomes.extend(all(changed.collect()).await);
+        outcomes.into_iter().filter_map(Result::err).collect()
+    }
+
+    async fn write_statuses(
+        &mut self,
+        (chosen, without_room): (&BTreeMap<String, PolicyGateways>, &BTreeSet<String>),
+        (cluster, leadership): (&KnownCluster, &Leadership),
+    ) -> Vec<WriteError> {
+        let statuses: Vec<_> = chosen
+            .iter()
+            .filter_map(|(name, gateways)| {
+                let stored = self.view.policies.get(name)?;
+                let uid = &stored.object.uid;
+                let has_room = !without_room.contains(name);
+                let status = status(&stored.object, gateways, has_room, |address| {
+                    let policy = cluster.policy(assignment_name(address))?;
+                    // The assignment may not have its rule yet.
+                    policy.rules.iter().flatten().any(|rule| rule.source.uid == *uid).then_some(policy)
+                });
+                Some((name.clone(), status))
+            })
+            .collect();
+        self.report(&statuses);
+        let (view, writer) = (&self.view, &self.writer);
+        let changed = statuses.iter().filter_map(|(name, status)| {
+            let policy = view.policies.get(name)?;
+            let known = view.statuses.get(name);
+            let value = status_value(status, policy, known);
+            let differs = known != Some(&value);
+            differs.then_some(async move {
+                // The watch shows it, and the next pass writes its status.
+                match known {
+                    None => timed(leadership, writer.create_status(name, policy)).await,
+                    Some(_) => timed(leadership, writer.set_status(name, &value)).await,
+                }
+            })
+        });
+        let mut outcomes = all(changed.collect()).await;
+        let gone = view.statuses.keys().filter(|name| !view.policies.contains_key(*name));
+        let removals = gone.map(|name| timed(leadership, writer.delete_status(name)));
+        outcomes.extend(all(removals.collect()).await);
+        outcomes.into_iter().filter_map(Result::err).collect()
+    }
+
+    /// Publishes what is wrong with policies, and that it is no longer, once each.
+    fn report(&mut self, statuses: &[(String, GatewayPolicyStatus)]) {
+        let mut reported = BTreeMap::new();
+        for (name, status) in statuses {
+            let Some(stored) = self.view.policies.get(name) else { continue };
+            let uid = &stored.object.uid;
+            let condition = |kind| status.conditions.iter().find(|one| one.kind == kind);
+            let refused = condition(ACCEPTED).filter(|accepted| !accepted.status);
+            let Some(said) = refused.or_else(|| condition(READY)) else { continue };
+            // A gateway begins to serve in a moment; if it does not, the conditions of its assignment say so.
+            if said.reason == "Waiting" {
+                reported.extend(self.reported.remove_entry(uid));
+                continue;
+            }
+            let now = (said.reason, said.message.clone());
+            if self.reported.get(uid) != Some(&now) {
+                let about = Regarding::source(&source(name, stored));
+                match said.status {
+                    true => {
+                        let nodes: Vec<&str> = status.gateways.keys().map(String::as_str).collect();
+                        info!(policy = name, gateways = nodes.join(","), reason = said.reason, "gateways chosen");
+                        self.events.note(about, said.reason, &said.message);
+                    }
+                    false => self.events.warn(about, said.reason, &said.message),
+                }
+            }
+            reported.insert(uid.clone(), now);
+        }
+        self.reported = reported;
+    }
+}
+
+fn source(name: &str, stored: &StoredGatewayPolicy) -> RuleSource {
+    let (created, uid) = (stored.object.created, stored.object.uid.clone());
+    let kind = SourceKind::CiliumEgressGatewayPolicy;
+    RuleSource { kind, created, namespace: String::new(), name: name.to_owned(), uid }
+}
