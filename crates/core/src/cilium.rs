@@ -93,7 +93,7 @@ pub struct GatewayInputs<'a> {
 
 /// A chosen gateway, with an address of each family that it has one of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gateway {
+pub struct ChosenGateway {
     pub node: String,
     pub addresses: Vec<IpAddr>,
 }
@@ -131,7 +131,7 @@ impl fmt::Display for NoGateway {
 /// The gateways of one policy, in the order of the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyGateways {
-    pub gateways: Vec<Result<Gateway, NoGateway>>,
+    pub gateways: Vec<Result<ChosenGateway, NoGateway>>,
 }
 
 impl PolicyGateways {
@@ -158,7 +158,7 @@ impl GatewayInputs<'_> {
         rule: &GatewayRule,
         wanted: &BTreeSet<Family>,
         current: &BTreeSet<IpAddr>,
-    ) -> Result<Gateway, NoGateway> {
+    ) -> Result<ChosenGateway, NoGateway> {
         let families = rule.address.families(wanted);
         if let (true, GatewayAddress::Is(address)) = (families.is_empty(), &rule.address) {
             return Err(NoGateway::OtherFamily(*address));
@@ -183,7 +183,7 @@ impl GatewayInputs<'_> {
                 .then_some(((lacks, is_leaving, !is_current, &node.name), addresses))
         });
         match candidates.min() {
-            Some(((.., node), addresses)) => Ok(Gateway { node: node.clone(), addresses }),
+            Some(((.., node), addresses)) => Ok(ChosenGateway { node: node.clone(), addresses }),
             None => Err(match &rule.address {
                 GatewayAddress::Default => NoGateway::NoDefault,
                 GatewayAddress::OfInterface(name) => NoGateway::NoInterface(name.clone()),
@@ -205,7 +205,7 @@ impl GatewayInputs<'_> {
 
 /// What the controller says about a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GatewayPolicyStatus {
+pub struct GatewayOutcome {
     /// Those in use: node and addresses.
     pub gateways: BTreeMap<String, BTreeSet<IpAddr>>,
     pub conditions: Vec<GatewayCondition>,
@@ -230,7 +230,7 @@ pub fn status<'a>(
     chosen: &PolicyGateways,
     has_room: bool,
     assignment: impl Fn(IpAddr) -> Option<&'a EgressPolicy>,
-) -> GatewayPolicyStatus {
+) -> GatewayOutcome {
     let condition =
         |kind, status, reason, message: &str| GatewayCondition { kind, status, reason, message: message.to_owned() };
     let spec = match &policy.spec {
@@ -240,7 +240,7 @@ pub fn status<'a>(
                 condition(ACCEPTED, false, "InvalidSpec", why),
                 condition(READY, false, "InvalidSpec", "pods that were selected stay so, no others are"),
             ];
-            return GatewayPolicyStatus { gateways: BTreeMap::new(), conditions };
+            return GatewayOutcome { gateways: BTreeMap::new(), conditions };
         }
     };
     let mut gateways = BTreeMap::<String, BTreeSet<IpAddr>>::new();
@@ -292,10 +292,7 @@ pub fn status<'a>(
         () if !causes.is_empty() => condition(READY, true, "FewerGateways", &causes.join("; ")),
         () => condition(READY, true, "Ready", "every gateway serves"),
     };
-    GatewayPolicyStatus {
-        gateways,
-        conditions: vec![condition(ACCEPTED, true, "Accepted", "the policy is valid"), ready],
-    }
+    GatewayOutcome { gateways, conditions: vec![condition(ACCEPTED, true, "Accepted", "the policy is valid"), ready] }
 }
 
 fn name(family: Family) -> &'static str {
@@ -370,7 +367,8 @@ mod tests {
         fn choose(&self, nodes: &Nodes, policy: &GatewayPolicy) -> Vec<Result<(String, Vec<String>), NoGateway>> {
             let Self { unreachable, absent, current } = self;
             let chosen = GatewayInputs { nodes, unreachable, absent, current }.choose(policy);
-            let text = |gateway: Gateway| (gateway.node, gateway.addresses.iter().map(IpAddr::to_string).collect());
+            let text =
+                |gateway: ChosenGateway| (gateway.node, gateway.addresses.iter().map(IpAddr::to_string).collect());
             chosen.gateways.into_iter().map(|one| one.map(text)).collect()
         }
 

@@ -20,6 +20,8 @@ pub enum StartError {
     SameInterface { name: String },
     #[error("no interface can have the name {name:?}: name the {device} with {flag}")]
     NoSuchName { device: Device, name: String, flag: &'static str },
+    #[error("--mgmt-port {name}: {}", crate::attach::missing_devices::CILIUM_ALONE)]
+    PodsPassBy { name: String },
     #[error(
         "there is no interface {name}, and the programs of a former run are on {there}: is the {device} right ({flag})? If it \
          is, run `egress-agent cleanup` first"
@@ -68,6 +70,7 @@ impl StartError {
             | Self::NoRights
             | Self::SameInterface { .. }
             | Self::NoSuchName { .. }
+            | Self::PodsPassBy { .. }
             | Self::Elsewhere { .. }
             | Self::NotBpffs { .. }
             | Self::ForeignMap { .. }

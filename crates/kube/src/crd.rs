@@ -185,11 +185,11 @@ pub struct EgressAssignmentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Option<Vec<String>>,
-    /// Other addresses may be on nodes that match all of these; without a list on all nodes.
+    /// Addresses of no other use may be on nodes that match all of these; without a list on all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "plain_selectors")]
     pub node_selectors: Option<Vec<LabelSelector>>,
-    /// Nodes that could serve the pods with other addresses match one of these: the controller probes them too.
+    /// Of hosts' addresses: nodes that could serve the pods with other ones match one of these. The controller probes them too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "plain_selectors")]
     pub candidates: Option<Vec<LabelSelector>>,

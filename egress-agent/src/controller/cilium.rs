@@ -12,9 +12,7 @@ use tracing::info;
 
 use crate::change_queue::ChangeReceiver;
 use crate::controller::conversion::{self, Conversion, KnownCluster, all, timed};
-use egress_core::cilium::{
-    ACCEPTED, GatewayInputs, GatewayPolicyStatus, PolicyGateways, READY, assignment_name, status,
-};
+use egress_core::cilium::{ACCEPTED, GatewayInputs, GatewayOutcome, PolicyGateways, READY, assignment_name, status};
 use egress_core::model::policy::{RuleSource, SourceKind};
 use egress_core::node_health::NodeHealth;
 use egress_kube::api_outage::ApiOutages;
@@ -166,7 +164,7 @@ impl CiliumConversion {
     }
 
     /// Publishes what is wrong with policies, and that it is no longer, once each.
-    fn report(&mut self, statuses: &[(String, GatewayPolicyStatus)]) {
+    fn report(&mut self, statuses: &[(String, GatewayOutcome)]) {
         let mut reported = BTreeMap::new();
         for (name, status) in statuses {
             let Some(stored) = self.view.policies.get(name) else { continue };

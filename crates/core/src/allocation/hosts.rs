@@ -52,7 +52,7 @@ pub(super) struct Hosts<'a> {
     /// By the named nodes.
     class_by_names: BTreeMap<Option<&'a BTreeSet<String>>, ClassIndex>,
     /// Of addresses that nodes have themselves.
-    class_by_address: BTreeMap<(&'a NodeSelectors, IpAddr), ClassIndex>,
+    class_by_address: BTreeMap<IpAddr, ClassIndex>,
     /// The nodes that have these addresses, if a policy uses such ones.
     having: BTreeMap<IpAddr, Vec<NodeIndex>>,
     /// The nodes that are known by these addresses in the cluster, those that take no part included: such an address is of no
@@ -79,7 +79,7 @@ impl<'a> Hosts<'a> {
         let drained = indices(&|_, node| node.drained);
         let impaired = indices(&|_, node| node.is_impaired());
         let takes_no_new = indices(&|name, node| node.drained || inputs.absent.contains(name));
-        let uses_own = |policy: &EgressPolicy| matches!(policy.eligible_nodes, EligibleNodes::Having(_));
+        let uses_own = |policy: &EgressPolicy| matches!(policy.eligible_nodes, EligibleNodes::Having { .. });
         let (mut having, mut known_by) = (BTreeMap::<IpAddr, Vec<NodeIndex>>::new(), HashMap::new());
         if inputs.policies.values().any(|policy| uses_own(policy)) {
             for (index, (_, node)) in nodes.iter().enumerate() {
@@ -114,7 +114,7 @@ impl<'a> Hosts<'a> {
     /// Whether this node can carry the address, even if others are preferred.
     pub(super) fn can_host(&self, node: NodeIndex, policy: &EgressPolicy, address: IpAddr) -> bool {
         let is_anothers =
-            || matches!(policy.eligible_nodes, EligibleNodes::Having(_)) && self.is_anothers(node, address);
+            || matches!(policy.eligible_nodes, EligibleNodes::Having { .. }) && self.is_anothers(node, address);
         policy.eligible_nodes.can_host(self.nodes[node].1, address) && !is_anothers()
     }
 
@@ -146,23 +146,22 @@ impl<'a> Hosts<'a> {
     pub(super) fn class(&mut self, policy: &'a EgressPolicy, address: IpAddr) -> ClassIndex {
         match &policy.eligible_nodes {
             EligibleNodes::One(names) => self.class_of_named(names.as_ref()),
-            EligibleNodes::Having(selectors) => self.class_of_own(&policy.eligible_nodes, selectors, address),
+            EligibleNodes::Having { .. } => self.class_of_own(address),
             eligible => self.class_by_network(eligible, address),
         }
     }
 
-    fn class_of_own(&mut self, eligible: &EligibleNodes, selectors: &'a NodeSelectors, address: IpAddr) -> ClassIndex {
-        let key = (selectors, address);
-        if let Some(class) = self.class_by_address.get(&key) {
+    fn class_of_own(&mut self, address: IpAddr) -> ClassIndex {
+        if let Some(class) = self.class_by_address.get(&address) {
             return *class;
         }
         let mut nodes = self.having.get(&address).cloned().unwrap_or_default();
-        nodes.retain(|node| eligible.has(self.nodes[*node].1) && !self.is_anothers(*node, address));
+        nodes.retain(|node| !self.is_anothers(*node, address));
         nodes.retain(|node| !self.takes_no_new.contains(node) && self.can_send(*node, address));
         nodes.dedup();
         self.classes.push(AddressClass { nodes });
         let class = self.classes.len() - 1;
-        self.class_by_address.insert(key, class);
+        self.class_by_address.insert(address, class);
         class
     }
 
@@ -182,7 +181,7 @@ impl<'a> Hosts<'a> {
     fn class_by_network(&mut self, eligible: &'a EligibleNodes, address: IpAddr) -> ClassIndex {
         let selectors = match eligible {
             EligibleNodes::Selected(selectors) => Some(selectors),
-            EligibleNodes::Labelled | EligibleNodes::One(_) | EligibleNodes::Having(_) => None,
+            EligibleNodes::Labelled | EligibleNodes::One(_) | EligibleNodes::Having { .. } => None,
         };
         let networks = self.networks.containing(address);
         let mut nodes = self.networks.nodes(&networks);

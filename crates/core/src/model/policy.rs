@@ -301,8 +301,9 @@ pub enum EligibleNodes {
     /// Any of these nodes with a network that contains the address, whether or not they have the label. Each address has
     /// a node of its own.
     Selected(NodeSelectors),
-    /// Any of these nodes that has the address itself. Each address has a node of its own.
-    Having(NodeSelectors),
+    /// A node that has the address itself. Each address has a node of its own. Nodes that match one of these selectors could serve
+    /// the policy's pods with other addresses, so the controller must know whether they answer.
+    Having { candidates: BTreeSet<Selector> },
 }
 
 /// Selects the nodes that match all of them; without one, all nodes.
@@ -319,7 +320,8 @@ impl EligibleNodes {
         match self {
             Self::Labelled => node.assignable,
             Self::One(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
-            Self::Selected(selectors) | Self::Having(selectors) => select(selectors, node),
+            Self::Selected(selectors) => select(selectors, node),
+            Self::Having { .. } => true,
         }
     }
 
@@ -328,7 +330,7 @@ impl EligibleNodes {
         self.has(node)
             && match self {
                 Self::One(_) => true,
-                Self::Having(_) => node.has(address),
+                Self::Having { .. } => node.has(address),
                 Self::Labelled | Self::Selected(_) => node.hosts(address),
             }
     }
@@ -338,7 +340,7 @@ impl EligibleNodes {
         self.has(node)
             && match self {
                 Self::One(_) => true,
-                Self::Having(_) => node.has(address),
+                Self::Having { .. } => node.has(address),
                 Self::Labelled | Self::Selected(_) => node.may_host(address),
             }
     }
@@ -357,15 +359,14 @@ pub struct EgressNodes {
     named: BTreeSet<String>,
     /// By which policies select nodes: many policies have the same.
     selected: BTreeSet<NodeSelectors>,
-    /// The addresses that nodes have themselves, by which policies select these nodes.
-    having: BTreeMap<NodeSelectors, BTreeSet<IpAddr>>,
+    /// The addresses by which policies use nodes that have them.
+    having: BTreeSet<IpAddr>,
 }
 
 impl EgressNodes {
     pub fn of<'a>(policies: impl IntoIterator<Item = &'a EgressPolicy>) -> Self {
         let mut nodes = Self::default();
         for policy in policies {
-            nodes.selected.extend(policy.candidates.iter().map(|one| NodeSelectors::from([one.clone()])));
             match &policy.eligible_nodes {
                 EligibleNodes::Labelled => {}
                 EligibleNodes::One(None) => nodes.all = true,
@@ -375,8 +376,9 @@ impl EgressNodes {
                         nodes.selected.insert(selectors.clone());
                     }
                 }
-                EligibleNodes::Having(selectors) => {
-                    nodes.having.entry(selectors.clone()).or_default().extend(policy.addresses());
+                EligibleNodes::Having { candidates } => {
+                    nodes.having.extend(policy.addresses());
+                    nodes.selected.extend(candidates.iter().map(|one| NodeSelectors::from([one.clone()])));
                 }
             }
         }
@@ -386,10 +388,7 @@ impl EgressNodes {
     /// Whether the node has the label, or is among those of a policy.
     pub fn has(&self, node: &Node) -> bool {
         let is_selected = || self.selected.iter().any(|selectors| select(selectors, node));
-        let has_one = || {
-            let mut having = self.having.iter().filter(|(selectors, _)| select(selectors, node));
-            having.any(|(_, addresses)| node.own_addresses().any(|own| addresses.contains(&own)))
-        };
+        let has_one = || node.own_addresses().any(|own| self.having.contains(&own));
         node.assignable || self.all || self.named.contains(&node.name) || is_selected() || has_one()
     }
 }
@@ -439,8 +438,6 @@ pub struct EgressPolicy {
     pub listed: Vec<String>,
     pub address_use: AddressUse,
     pub eligible_nodes: EligibleNodes,
-    /// Selects nodes that could serve its pods with other addresses: the controller must know whether they answer.
-    pub candidates: BTreeSet<Selector>,
     pub network: Option<PolicyNetwork>,
     /// Packets without an address are dropped, where the operator's default would be the node's address.
     pub drop_unassigned: bool,
@@ -512,7 +509,6 @@ impl EgressPolicy {
             listed: Vec::new(),
             address_use: AddressUse::EgressOnly,
             eligible_nodes: EligibleNodes::Labelled,
-            candidates: BTreeSet::new(),
             network: None,
             drop_unassigned: false,
             published: Published::default(),

@@ -147,7 +147,7 @@ impl ClusterContext {
             EligibleNodes::Labelled => {}
             EligibleNodes::One(_) => return "no node may host it".to_owned(),
             EligibleNodes::Selected(_) => return "no node that is selected for it has a network for it".to_owned(),
-            EligibleNodes::Having(_) => return "no node that is selected for it has it on an interface".to_owned(),
+            EligibleNodes::Having { .. } => return "no node has it on an interface".to_owned(),
         }
         match &self.networks {
             None => format!("no node has the label {label}"),

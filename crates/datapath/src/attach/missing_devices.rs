@@ -5,12 +5,12 @@
 //! existing devices are attached, and a new device is attached at once (`node_state::watch`). A wrong name looks like an early
 //! start, so the health page shows the missing device and the log has it once per device.
 //!
-//! Two names are known to be wrong and refused: one that no device can have, and one where a former run's programs are attached
-//! to another device.
+//! Three names are known to be wrong and refused: one that no device can have, one of Cilium's devices as the management port, and
+//! one where a former run's programs are attached to another device.
 
 use std::path::PathBuf;
 
-use nix::net::if_::if_indextoname;
+use nix::net::if_::{if_indextoname, if_nametoindex};
 
 use crate::attach::listing;
 use crate::devices::interfaces::NodeFacts;
@@ -20,6 +20,12 @@ use crate::settings::Settings;
 
 /// `IFNAMSIZ`: size of a name with its terminating zero.
 const NAME_SIZE: usize = 16;
+
+/// Cilium's own devices on the host.
+const OF_CILIUM: [&str; 2] = ["cilium_host", "cilium_net"];
+/// Where Cilium is the cluster's only CNI.
+pub const CILIUM_ALONE: &str = "packets of Cilium's pods do not enter the host by one interface: Cilium must be chained to a CNI \
+                                whose pods are on a bridge, or use its own egress gateway (docs/operations/cilium.md)";
 
 /// Devices with a configurable name.
 const NAMED: [Device; 2] = [Device::Uplink, Device::Mgmt];
@@ -34,7 +40,11 @@ const fn flag(device: Device) -> &'static str {
 
 /// Description of a missing device, for the log and the health page.
 pub fn line(device: Device, name: &str) -> String {
-    format!("waiting for interface {name}, the {device} ({}): there is none of that name", flag(device))
+    let waits = format!("waiting for interface {name}, the {device} ({}): there is none of that name", flag(device));
+    match device == Device::Mgmt && if_nametoindex(OF_CILIUM[0]).is_ok() {
+        true => format!("{waits}; {CILIUM_ALONE}"),
+        false => waits,
+    }
 }
 
 /// Fails if a configured name is invalid for any device.
@@ -44,6 +54,10 @@ pub fn names(settings: &Settings) -> Result<(), StartError> {
         if !can_be_a_name(name) {
             return Err(StartError::NoSuchName { device, name: name.to_owned(), flag: flag(device) });
         }
+    }
+    let mgmt_port = settings.device(Device::Mgmt);
+    if OF_CILIUM.contains(&mgmt_port) {
+        return Err(StartError::PodsPassBy { name: mgmt_port.to_owned() });
     }
     Ok(())
 }

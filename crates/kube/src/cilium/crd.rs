@@ -104,8 +104,7 @@ pub struct EgressGateway {
     shortname = "egps",
     status = "GatewayPolicyStatus",
     doc = "EgressGatewayPolicyStatus says what has become of the CiliumEgressGatewayPolicy of its name. The controller alone writes it.",
-    printcolumn = r#"{"name":"Gateways","type":"string","jsonPath":".status.gateways[*].node"}"#,
-    printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".status.gateways[*].addresses[*]"}"#,
+    printcolumn = r#"{"name":"Gateways","type":"string","jsonPath":".status.nodes"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#
 )]
@@ -119,6 +118,9 @@ pub struct GatewayPolicyStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
+    /// The nodes of the gateways in use, as a table shows them.
+    #[serde(default)]
+    pub nodes: String,
     /// The gateways in use.
     #[serde(default)]
     #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "atomic"))]

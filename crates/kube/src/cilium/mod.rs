@@ -31,7 +31,7 @@ use crate::policy::status::WriteError;
 use crate::post_params;
 use crate::watches::{config, updates};
 use egress_core::cilium::{
-    GatewayAddress, GatewayPolicy, GatewayPolicyStatus, GatewayRequest, GatewayRule, PolicyGateways, WITHOUT_GATEWAY,
+    GatewayAddress, GatewayOutcome, GatewayPolicy, GatewayRequest, GatewayRule, PolicyGateways, WITHOUT_GATEWAY,
     assignment_name,
 };
 use egress_core::keys;
@@ -272,7 +272,7 @@ impl CiliumWriter {
 }
 
 /// A status as it is written, with the times of conditions that have not changed.
-pub fn status_value(status: &GatewayPolicyStatus, policy: &StoredGatewayPolicy, stored: Option<&Value>) -> Value {
+pub fn status_value(status: &GatewayOutcome, policy: &StoredGatewayPolicy, stored: Option<&Value>) -> Value {
     // To the second, as the API server's own times.
     let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
     let known = |kind: &str| stored?["conditions"].as_array()?.iter().find(|one| one["type"] == kind);
@@ -284,7 +284,8 @@ pub fn status_value(status: &GatewayPolicyStatus, policy: &StoredGatewayPolicy, 
     });
     let gateways = status.gateways.iter().map(|(node, addresses)| json!({"node": node, "addresses": addresses}));
     let (conditions, gateways): (Vec<_>, Vec<_>) = (conditions.collect(), gateways.collect());
-    let mut value = json!({"gateways": gateways, "conditions": conditions});
+    let nodes = status.gateways.keys().map(String::as_str).collect::<Vec<_>>().join(",");
+    let mut value = json!({"nodes": nodes, "gateways": gateways, "conditions": conditions});
     if let (Some(generation), Some(fields)) = (policy.generation, value.as_object_mut()) {
         fields.insert("observedGeneration".to_owned(), json!(generation));
     }
@@ -344,8 +345,8 @@ impl CiliumView {
     }
 
     /// The specs of all assignments of gateways, with rules that wait until others have come.
-    pub fn assignment_specs(&self, chosen: &BTreeMap<String, PolicyGateways>) -> WantedAssignments {
-        let mut wanted = WantedAssignments::default();
+    pub fn assignment_specs(&self, chosen: &BTreeMap<String, PolicyGateways>) -> GatewayAssignments {
+        let mut wanted = GatewayAssignments::default();
         let mut stored = BTreeMap::<&str, Vec<(&String, &Value)>>::new();
         for (name, uid, rule) in self.rules() {
             stored.entry(uid).or_default().push((name, rule));
@@ -387,13 +388,13 @@ type NamedRule = (String, Option<IpAddr>, Value);
 
 /// The assignments that should be.
 #[derive(Default)]
-pub struct WantedAssignments {
-    assignments: BTreeMap<String, WantedAssignment>,
+pub struct GatewayAssignments {
+    assignments: BTreeMap<String, GatewayAssignment>,
     /// The policies whose rules have no room in the assignment of an address: their packets are dropped.
     pub without_room: BTreeSet<String>,
 }
 
-impl WantedAssignments {
+impl GatewayAssignments {
     pub fn specs(self) -> BTreeMap<String, Value> {
         self.assignments.into_iter().map(|(name, one)| (name, one.spec())).collect()
     }
@@ -451,7 +452,7 @@ impl WantedAssignments {
 
 /// What becomes of the policies with one address, or of those without any.
 #[derive(Default)]
-struct WantedAssignment {
+struct GatewayAssignment {
     address: Option<IpAddr>,
     rules: Vec<Value>,
     /// Bytes of the rules.
@@ -460,7 +461,7 @@ struct WantedAssignment {
     candidates: Vec<Value>,
 }
 
-impl WantedAssignment {
+impl GatewayAssignment {
     fn spec(self) -> Value {
         json!({
             "egressIPs": self.address.into_iter().collect::<Vec<_>>(),
@@ -474,7 +475,7 @@ impl WantedAssignment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use egress_core::cilium::Gateway;
+    use egress_core::cilium::ChosenGateway;
     use egress_core::model::samples::ip;
 
     fn read(name: &str, spec: Value) -> StoredGatewayPolicy {
@@ -564,7 +565,7 @@ mod tests {
 
     fn by(addresses: &[(&str, &[&str])]) -> PolicyGateways {
         let gateway = |(node, addresses): &(&str, &[&str])| {
-            Ok(Gateway { node: (*node).to_owned(), addresses: addresses.iter().map(|text| ip(text)).collect() })
+            Ok(ChosenGateway { node: (*node).to_owned(), addresses: addresses.iter().map(|text| ip(text)).collect() })
         };
         PolicyGateways { gateways: addresses.iter().map(gateway).collect() }
     }

@@ -136,13 +136,13 @@ pub(super) fn eligible_nodes(spec: &Value, address_use: AddressUse) -> EligibleN
     };
     match address_use {
         AddressUse::OfService => EligibleNodes::One(names()),
-        AddressUse::OfHost => EligibleNodes::Having(selectors()),
+        AddressUse::OfHost => EligibleNodes::Having { candidates: candidates(spec) },
         AddressUse::EgressOnly => EligibleNodes::Selected(selectors()),
     }
 }
 
 /// One that cannot be read selects no node.
-pub(super) fn candidates(spec: &Value) -> BTreeSet<Selector> {
+fn candidates(spec: &Value) -> BTreeSet<Selector> {
     let all = spec["candidates"].as_array().into_iter().flatten();
     all.filter_map(|one| selector("spec.candidates", one).ok()).collect()
 }

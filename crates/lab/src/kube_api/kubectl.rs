@@ -57,6 +57,27 @@ pub const EXTERNAL_IP_POOL: TypedKind = TypedKind {
     columns: &[("NAME", "/metadata/name"), ("TOTAL", "/status/usage/total"), ("USED", "/status/usage/used")],
 };
 
+/// Cilium's.
+pub const GATEWAY_POLICY: TypedKind = TypedKind {
+    resource: "ciliumegressgatewaypolicy",
+    group: "cilium.io",
+    collection: "/apis/cilium.io/v2/ciliumegressgatewaypolicies",
+    columns: &[("NAME", "/metadata/name")],
+};
+
+/// What has become of it.
+pub const GATEWAY_POLICY_STATUS: TypedKind = TypedKind {
+    resource: "egressgatewaypolicystatus",
+    group: "egress-agent.io",
+    collection: "/apis/egress-agent.io/v1alpha1/egressgatewaypolicystatuses",
+    columns: &[
+        ("NAME", "/metadata/name"),
+        ("GATEWAYS", "/status/nodes"),
+        ("READY", "/status/conditions/1/status"),
+        ("REASON", "/status/conditions/1/reason"),
+    ],
+};
+
 impl KubeApi {
     pub fn has_kubectl() -> bool {
         kubectl::find().is_some()

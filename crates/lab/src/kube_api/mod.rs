@@ -34,7 +34,7 @@ use crate::wait::poll;
 pub use control_plane::{ControlPlane, ControlPlaneLocation, etcd_arguments};
 use egress_toolchain::Paths;
 pub(crate) use kubeconfig::client;
-pub use kubectl::{EGRESS, EGRESS_IP, EXTERNAL_IP_POOL, TypedKind};
+pub use kubectl::{EGRESS, EGRESS_IP, EXTERNAL_IP_POOL, GATEWAY_POLICY, GATEWAY_POLICY_STATUS, TypedKind};
 use objects::LabLoadBalancer;
 use relay::Relay;
 

@@ -268,7 +268,7 @@ fn static_addresses(context: &LabContext) -> Result<()> {
         let assignment = lab.get(&format!("{ASSIGNMENTS}/egress-{}", OWN[0]));
         let conditions = assignment.map(|one| one["status"]["conditions"].clone()).unwrap_or_default();
         let message = conditions[0]["message"].as_str().unwrap_or_default().to_owned();
-        Ok(message.contains("no node that is selected for it has it on an interface").then_some(message))
+        Ok(message.contains("no node has it on an interface").then_some(message))
     })?;
     println!("{why}");
     for node in [2, 1] {

@@ -135,6 +135,7 @@ fn interfaces(trial: &Trial) -> Result<()> {
         trial.refuses(&[], &[(flag, Path::new(name))], &[name, there, device, flag])?;
     }
     trial.refuses(&[], &[("--mgmt-port", Path::new(UPLINK))], &[UPLINK, "two interfaces"])?;
+    trial.refuses(&[], &[("--mgmt-port", Path::new("cilium_host"))], &["cilium_host", "chained to a CNI"])?;
     trial.refuses(&[], &[("--bpffs", Path::new("/run/no-bpffs"))], &["BPF file system", "mount", "--bpffs"])
 }
 

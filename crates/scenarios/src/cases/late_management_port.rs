@@ -19,9 +19,12 @@ pub(super) fn no_pod_sends_before_the_programs(context: &LabContext) -> Result<(
     Lab::remove_management(&place)?;
     println!("{}", cluster.agent(1)?.clean_up()?);
     ensure!(!place.bpffs.exists(), "cleanup has left pins");
+    // A node of Cilium alone looks like this, and its agent waits in vain.
+    place.host.exec("ip", &["link", "add", "cilium_host", "type", "veth", "peer", "name", "cilium_net"])?;
     cluster.agent(1)?.restart()?;
     let line = format!("waiting for interface {MANAGEMENT}, the management port (--mgmt-port)");
-    until_logged(cluster.agent(1)?.log(), &[&line], 1, EFFECT)?;
+    until_logged(cluster.agent(1)?.log(), &[&line, "Cilium must be chained to a CNI"], 1, EFFECT)?;
+    place.host.exec("ip", &["link", "del", "cilium_host"])?;
     // Its programs are loaded and know the pod, who may send by then.
     let pins = AgentPins::of(&place);
     until_true("the pod's both addresses are in the kernel", EFFECT, || {

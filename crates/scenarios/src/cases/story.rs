@@ -22,6 +22,10 @@ pub(super) fn of_antrea(context: &LabContext) -> Result<()> {
     succeeds(context, "antrea", "z")
 }
 
+pub(super) fn of_cilium(context: &LabContext) -> Result<()> {
+    succeeds(context, "cilium", "x")
+}
+
 fn succeeds(context: &LabContext, story: &str, prefix: &str) -> Result<()> {
     let prefix = format!("{prefix}{}", std::process::id());
     let folder = Path::new(FOLDER).join(&prefix);

@@ -1,10 +1,11 @@
 //! The walkthrough that `cargo xtask run` plays: real agents on a real kernel, and a server outside that reports the source
 //! address of each request.
 //!
-//! `pods` lists the pods, `walkthrough` is the cluster and what the steps do on it, `egress_ip` and `antrea` are the stories,
+//! `pods` lists the pods, `walkthrough` is the cluster and what the steps do on it, `egress_ip`, `antrea` and `cilium` are the stories,
 //! `steps` has what both do, `report` compares what was expected with what was seen.
 
 mod antrea;
+mod cilium;
 mod egress_ip;
 mod hold;
 mod pods;
@@ -62,6 +63,8 @@ enum StoryApi {
     EgressIp,
     /// Egress and ExternalIPPool of Antrea
     Antrea,
+    /// CiliumEgressGatewayPolicy of Cilium
+    Cilium,
 }
 
 impl StoryApi {
@@ -69,6 +72,7 @@ impl StoryApi {
         match self {
             Self::EgressIp => egress_ip::play(walkthrough),
             Self::Antrea => antrea::play(walkthrough),
+            Self::Cilium => cilium::play(walkthrough),
         }
     }
 
@@ -77,13 +81,14 @@ impl StoryApi {
         match self {
             Self::EgressIp => &[],
             Self::Antrea => &["--antrea"],
+            Self::Cilium => &["--cilium"],
         }
     }
 }
 
 /// Takes the objects of all stories out of an API server.
 fn withdraw(api: &KubeApi) -> Result<()> {
-    let mut objects = egress_ip::OBJECTS.iter().chain(&antrea::OBJECTS);
+    let mut objects = egress_ip::OBJECTS.iter().chain(&antrea::OBJECTS).chain(&cilium::OBJECTS);
     objects.try_for_each(|(kind, name)| api.delete(&kind.path(name)))
 }
 

@@ -57,10 +57,13 @@ impl Walkthrough {
     }
 
     pub(super) fn label(&self, node: NodeNumber, on: bool) -> Result<()> {
-        let node = node.name();
-        let sign = if on { "=" } else { "-" };
-        let typed = format!("label node {node} {ASSIGNABLE}{sign}");
-        self.show(&typed, |api| api.label_node(&node, ASSIGNABLE, on.then_some("")))
+        self.label_with(node, ASSIGNABLE, on.then_some(""))
+    }
+
+    /// Without a value the label is removed.
+    pub(super) fn label_with(&self, node: NodeNumber, key: &str, value: Option<&str>) -> Result<()> {
+        let (node, change) = (node.name(), value.map_or("-".to_owned(), |value| format!("={value}")));
+        self.show(&format!("label node {node} {key}{change}"), |api| api.label_node(&node, key, value))
     }
 
     /// Waits until the lease of each node has an end ([`TestCluster::leases_have_an_end`]).

@@ -1,7 +1,7 @@
 //! Policies that select nodes by their labels, as an ExternalIPPool does, or by the addresses that nodes have.
 
 use super::*;
-use crate::model::policy::{EligibleNodes, NodeSelectors};
+use crate::model::policy::{EgressNodes, EligibleNodes, NodeSelectors};
 use crate::model::samples::{equals, net};
 use crate::model::view::Labels;
 
@@ -51,48 +51,61 @@ fn having() -> Nodes {
 }
 
 /// An older policy that uses addresses of the host, and a younger one that does not, list the address.
-fn of_host(address: &str, selectors: NodeSelectors, assigned: &[(&str, &str)]) -> Policies {
+fn of_host(address: &str, assigned: &[(&str, &str)]) -> Policies {
     let (key, policy) = policy("a", 2, &[address], assigned);
-    let (eligible_nodes, address_use) = (EligibleNodes::Having(selectors), AddressUse::OfHost);
+    let (eligible_nodes, address_use) = (EligibleNodes::Having { candidates: BTreeSet::new() }, AddressUse::OfHost);
     let policy = EgressPolicy { eligible_nodes, address_use, ..(*policy).clone() };
     [(key, Arc::new(policy)), self::policy("plain", 1, &[address], &[])].into()
 }
 
 #[test]
 fn an_address_of_the_host_is_where_a_node_has_it() {
-    let node = |address: &str, selectors: &[_], assigned: &[_], nodes: &Nodes| {
-        let outcomes = assign(&of_host(address, selectors.iter().cloned().collect(), assigned), nodes);
+    let node = |address: &str, assigned: &[_], nodes: &Nodes| {
+        let outcomes = assign(&of_host(address, assigned), nodes);
         assert!(outcomes[&key("plain")].items.is_empty(), "another policy never has it");
         node_of(&outcomes, "a", address).map(str::to_owned)
     };
     let nodes = having();
-    let found = node(OWN, &[], &[], &nodes).expect("a node");
+    let found = node(OWN, &[], &nodes).expect("a node");
     assert!(["n2", "n3"].contains(&found.as_str()), "{found}");
-    assert_eq!(node(OWN, &[equals("rack", "1")], &[], &nodes).as_deref(), Some("n2"));
     for held in ["n2", "n3"] {
-        assert_eq!(node(OWN, &[], &[(held, OWN)], &nodes).as_deref(), Some(held), "it stays");
+        assert_eq!(node(OWN, &[(held, OWN)], &nodes).as_deref(), Some(held), "it stays");
     }
-    assert_eq!(node(OWN, &[], &[("n1", OWN)], &nodes), Some(found), "n1 does not have it");
+    assert_eq!(node(OWN, &[("n1", OWN)], &nodes), Some(found), "n1 does not have it");
     let mut moved = nodes.clone();
     Arc::make_mut(moved.get_mut("n2").expect("a node")).host_cidrs.clear();
-    assert_eq!(node(OWN, &[], &[("n2", OWN)], &moved).as_deref(), Some("n3"), "it moves with the address");
+    assert_eq!(node(OWN, &[("n2", OWN)], &moved).as_deref(), Some("n3"), "it moves with the address");
     // A kubelet may list any address on its own Node.
     let mut claimed = nodes.clone();
     Arc::make_mut(claimed.get_mut("n3").expect("a node")).host_cidrs.push(net("172.18.0.1/16"));
-    assert_eq!(node("172.18.0.1", &[], &[], &claimed).as_deref(), Some("n1"), "by which it is known");
-    assert_eq!(node("172.18.0.1", &[], &[("n3", "172.18.0.1")], &claimed).as_deref(), Some("n1"), "and leaves others");
+    assert_eq!(node("172.18.0.1", &[], &claimed).as_deref(), Some("n1"), "by which it is known");
+    assert_eq!(node("172.18.0.1", &[("n3", "172.18.0.1")], &claimed).as_deref(), Some("n1"), "and leaves others");
     Arc::make_mut(claimed.get_mut("n1").expect("a node")).ready = false;
     for assigned in [&[][..], &[("n3", "172.18.0.1")]] {
-        assert_eq!(node("172.18.0.1", &[], assigned, &claimed), None, "also while its node is away");
+        assert_eq!(node("172.18.0.1", assigned, &claimed), None, "also while its node is away");
     }
     for other in ["172.18.0.77", "10.244.2.2"] {
-        let outcomes = assign(&of_host(other, NodeSelectors::new(), &[]), &nodes);
+        let outcomes = assign(&of_host(other, &[]), &nodes);
         assert_eq!(node_of(&outcomes, "a", other), None, "{other}");
     }
-    let outcomes = assign(&of_host("172.18.0.77", NodeSelectors::new(), &[]), &labelled());
+    let outcomes = assign(&of_host("172.18.0.77", &[]), &labelled());
     assert!(node_of(&outcomes, "plain", "172.18.0.77").is_some(), "and it keeps no other policy from an address");
 }
 
 fn labelled() -> Nodes {
     having().into_iter().map(|(name, node)| (name, Arc::new(Node { assignable: true, ..(*node).clone() }))).collect()
+}
+
+#[test]
+fn nodes_that_could_serve_the_pods_take_part() {
+    let candidates = [equals("rack", "2")].into();
+    let (key, policy) = self::policy("a", 1, &["172.18.0.1"], &[]);
+    let eligible_nodes = EligibleNodes::Having { candidates };
+    let policy = EgressPolicy { eligible_nodes, address_use: AddressUse::OfHost, ..(*policy).clone() };
+    let egress_nodes = EgressNodes::of([&policy]);
+    let nodes = racks();
+    let found: Vec<bool> = nodes.values().map(|node| egress_nodes.has(node)).collect();
+    assert_eq!(found, [true, false, true], "one has the address, another is a candidate");
+    let outcomes = assign(&[(key, Arc::new(policy))].into(), &nodes);
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.1"), Some("n1"), "the address is where it is");
 }

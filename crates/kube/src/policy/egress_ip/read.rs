@@ -41,7 +41,6 @@ pub(in crate::policy) fn policy(kind: PolicyKind, object: &DynamicObject) -> Egr
     let rules = read(PolicyPart::Selectors, rules, &mut unreadable);
     let items = read(PolicyPart::Items, items(status), &mut unreadable);
     let is_assignment = kind == PolicyKind::Assignment;
-    let candidates = if is_assignment { assignment::candidates(spec) } else { BTreeSet::new() };
     let network = is_assignment.then(|| assignment::network(spec, listed.as_deref(), rules.as_deref())).flatten();
     let by_own_nodes = network.as_ref().is_some_and(|network| network.pods.is_some());
     let address_use = if is_assignment { assignment::address_use(spec) } else { AddressUse::EgressOnly };
@@ -54,7 +53,6 @@ pub(in crate::policy) fn policy(kind: PolicyKind, object: &DynamicObject) -> Egr
             EligibleNodes::Labelled
         },
         address_use,
-        candidates,
         listed: if by_own_nodes { Vec::new() } else { listed.unwrap_or_else(|| assigned(items.as_deref())) },
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
         published: Published {
