@@ -28,6 +28,7 @@ pub mod fresh_read;
 pub mod health_key;
 pub mod leader_election;
 pub mod ledger;
+pub mod migrate;
 pub mod node_facts;
 pub mod node_object;
 pub mod policy;

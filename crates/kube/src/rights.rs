@@ -106,6 +106,8 @@ const REQUESTS: &[RightsUse] = &[
     ("admin.rs", "self.egress_nodes.get_opt(name)", 1, &[], &[]),
     ("admin.rs", "api.list(&page)", 1, &[], &[]),
     ("admin.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")], &[]),
+    ("migrate/cluster.rs", "api.list(&page)", 1, &[], &[]),
+    ("migrate/cluster.rs", "api.patch(&object.name_any(),", 1, &[], &[]),
     (
         "fresh_read.rs",
         "api.get(&name)",

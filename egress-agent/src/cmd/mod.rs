@@ -13,6 +13,7 @@ pub mod log_level;
 pub mod logging;
 #[cfg(test)]
 mod manifests;
+pub mod migrate;
 pub mod nat;
 pub mod page;
 pub mod run;
@@ -64,6 +65,8 @@ enum Command {
     LogLevel(log_level::LogLevelArgs),
     /// Move a node's egress IPs to other nodes, and assign it none
     Drain(drain::DrainArgs),
+    /// Convert the objects of another system, and say what changes
+    Migrate(migrate::MigrateArgs),
     /// Remove every trace of the agent from this node's kernel
     Cleanup(cleanup::CleanupArgs),
     /// CNI plugin, called by the container runtime: reports the addresses of a new pod to the agent
@@ -147,6 +150,8 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Drain(#[from] drain::DrainError),
     #[error(transparent)]
+    Migrate(#[from] migrate::MigrateError),
+    #[error(transparent)]
     HalfTls(#[from] tls::HalfTls),
     #[error("TLS of health checks: {0}")]
     Tls(#[from] TlsError),
@@ -187,6 +192,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
         Command::Drops(args) => drops::run(&args)?,
         Command::LogLevel(args) => log_level::run(&args)?,
         Command::Drain(args) => drain::run(&args)?,
+        Command::Migrate(args) => migrate::run(&args)?,
         Command::Cleanup(args) => cleanup::run(&args)?,
         // A runtime expects errors in the format of its protocol.
         Command::Cni => return Ok(cni::run()),

@@ -112,10 +112,10 @@ impl CommandsTest {
 
     /// With the variables that an agent's pod has; what an administrator types elsewhere with a person's rights.
     fn agent(&self, arguments: &[String]) -> Result<Output> {
-        if arguments.first().is_some_and(|command| command == "drain") {
+        if arguments.first().is_some_and(|command| ["drain", "migrate"].contains(&command.as_str())) {
             let mut command = std::process::Command::new(&self.agent);
             command.args(arguments).env("EGRESS_AGENT_KUBECONFIG", self.cluster.api.kubeconfig());
-            return command.stdin(Stdio::null()).output().context("cannot start egress-agent drain");
+            return command.stdin(Stdio::null()).output().context("cannot start egress-agent");
         }
         let place = self.cluster.lab.node(node(1)?);
         let child = place.host.run(|| {

@@ -94,7 +94,7 @@ pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Cili
     ])
 }
 
-fn policy(object: &DynamicObject) -> StoredGatewayPolicy {
+pub(crate) fn policy(object: &DynamicObject) -> StoredGatewayPolicy {
     let spec = &object.data["spec"];
     let mut stored = StoredGatewayPolicy {
         object: GatewayPolicy {
@@ -151,7 +151,7 @@ fn gateway(field: String, gateway: &Value) -> Result<GatewayRule, String> {
 }
 
 /// The selector of an assignment: what a pod's selector says of the namespace is said of the namespace.
-fn rule_selector(one: &Value) -> Result<Value, String> {
+pub(crate) fn rule_selector(one: &Value) -> Result<Value, String> {
     let read = |field: &str| -> Result<Option<LabelSelector>, String> {
         if one[field].is_null() {
             return Ok(None);

@@ -30,6 +30,7 @@ mod leak;
 mod lifecycle;
 mod load_balancer;
 pub mod metrics;
+mod migrate;
 mod nic;
 mod planned_moves;
 mod pod_addresses;
@@ -58,6 +59,7 @@ pub fn tests() -> Vec<LabTest> {
     tests.extend(cilium::tests());
     tests.extend(nic::tests());
     tests.extend([
+        test("migrate_makes_egress_ips_of_egresses", migrate::egresses_become_egress_ips),
         test("story_succeeds_and_leaves_nothing", story::of_egress_ips),
         test("story_of_antrea_succeeds_and_leaves_nothing", story::of_antrea),
         test("story_of_cilium_succeeds_and_leaves_nothing", story::of_cilium),
