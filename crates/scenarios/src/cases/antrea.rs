@@ -14,12 +14,15 @@ const PODS: [(&str, usize, &str); 4] =
     [("web1", 1, "web"), ("web2", 2, "web"), ("db3", 3, "db"), ("plain", 3, "plain")];
 /// Conditions after a change.
 const REALISED: Duration = Duration::from_secs(3);
+/// A changed address or selector, as in Antrea's own tests.
+const UPDATED: Duration = Duration::from_secs(1);
 /// Another node after the loss of one.
 const FAILED_OVER: Duration = Duration::from_secs(10);
 
 pub(super) fn tests() -> Vec<LabTest> {
     vec![
         LabTest::new("antrea_pools_give_addresses", Duration::from_secs(120), pools_give_addresses),
+        LabTest::new("antrea_egresses_are_updated", Duration::from_secs(120), are_updated),
         LabTest::new("antrea_egresses_follow_nodes", Duration::from_secs(120), follow_nodes),
         LabTest::new("antrea_static_addresses_are_of_nodes", Duration::from_secs(120), static_addresses),
     ]
@@ -199,6 +202,72 @@ fn pools_give_addresses(context: &LabContext) -> Result<()> {
     let object = lab.get(&format!("{FORMER}/egresses/former"))?;
     ensure!(object["status"]["egressNode"] == format!("node{node}"), "{object}");
     Ok(())
+}
+
+/// What Antrea's own tests change: both families, pools of one address, the pods, the address and the nodes. The router of the nodes'
+/// network learns the new node of an address without asking.
+fn are_updated(context: &LabContext) -> Result<()> {
+    let lab = AntreaLab::start(context, &[])?;
+    let capture = Capture::start(&lab.cluster.lab)?;
+    println!("a pool of a /30 and one of an IPv6 /124 give their first addresses");
+    lab.pool("v4", json!([{"cidr": "172.18.0.120/30"}]), json!({}))?;
+    lab.pool("v6", json!([{"cidr": "fd00:172:18::120/124"}]), json!({}))?;
+    lab.usage("v4", 2, 0)?;
+    lab.usage("v6", 15, 0)?;
+    lab.egress("four", Some("web"), json!({"externalIPPool": "v4"}))?;
+    lab.egress("six", Some("db"), json!({"externalIPPool": "v6"}))?;
+    lab.served("four", "172.18.0.121")?;
+    lab.served("six", "fd00:172:18::121")?;
+    lab.usage("v4", 2, 1)?;
+    lab.usage("v6", 15, 1)?;
+    lab.cluster.is_seen_as("web1", Some("172.18.0.121"), None)?;
+    lab.cluster.is_seen_as("db3", None, Some("fd00:172:18::121"))?;
+
+    println!("it is of other pods");
+    let path = format!("{EGRESSES}/four");
+    let of = |app: &str| json!({"spec": {"appliedTo": {"podSelector": labels("app", app)}}});
+    lab.cluster.api.merge(&path, &of("plain"))?;
+    lab.cluster.is_seen_as("plain", Some("172.18.0.121"), None)?;
+    lab.cluster.is_seen_as("web1", None, None)?;
+    lab.cluster.api.merge(&path, &of("web"))?;
+    lab.cluster.is_seen_as("web2", Some("172.18.0.121"), None)?;
+
+    println!("it has another address, and no node answers for the old one");
+    lab.cluster.api.merge(&path, &json!({"spec": {"egressIP": "172.18.0.122"}}))?;
+    until_true("the new address has a node", UPDATED, || Ok(lab.get(&path)?["status"]["egressIP"] == "172.18.0.122"))?;
+    lab.cluster.is_seen_as("web1", Some("172.18.0.122"), None)?;
+    lab.usage("v4", 2, 1)?;
+    let router = lab.cluster.lab.ext();
+    router.exec("ip", &["neigh", "flush", "to", "172.18.0.121"])?;
+    let old = router.output("ping", &["-n", "-c1", "-W1", "172.18.0.121"])?;
+    let known = router.exec("ip", &["neigh", "show", "172.18.0.121"])?;
+    ensure!(!old.status.success() && !known.contains("lladdr"), "a node answers for it: {known}");
+
+    println!("its pool selects one node after the other, and the router follows");
+    let node = lab.node("four")?;
+    let other = (1..=3).find(|other| *other != node).context("no other node")?;
+    for to in [other, node] {
+        for number in 1..=3 {
+            let value = if number == to { json!("yes") } else { Value::Null };
+            lab.cluster.label(&format!("{NODES}/node{number}"), "here", &value)?;
+        }
+        lab.cluster.api.merge(&format!("{POOLS}/v4"), &json!({"spec": {"nodeSelector": labels("here", "yes")}}))?;
+        until_true(&format!("node{to} has the address"), UPDATED, || Ok(lab.node("four").ok() == Some(to)))?;
+        let host = &lab.cluster.lab.nodes()[to - 1].host;
+        let shown: Value = serde_json::from_str(&host.exec("ip", &["-j", "link", "show", "dev", UPLINK])?)?;
+        let mac = shown[0]["address"].as_str().context("no link address")?.to_owned();
+        until_true("the router knows it", REALISED, || {
+            Ok(router.exec("ip", &["neigh", "show", "172.18.0.122"])?.contains(&mac))
+        })?;
+        lab.cluster.is_seen_as("web1", Some("172.18.0.122"), None)?;
+    }
+    lab.delete("four")?;
+    lab.delete("six")?;
+    lab.usage("v4", 2, 0)?;
+    lab.usage("v6", 15, 0)?;
+    lab.cluster.is_seen_as("web1", None, None)?;
+    lab.cluster.is_seen_as("db3", None, None)?;
+    capture.finish_clean().map(drop)
 }
 
 fn follow_nodes(context: &LabContext) -> Result<()> {
