@@ -8,10 +8,9 @@
 //!   Those without a gateway share one that has no address.
 //! - Of several gateways each pod has one, by its UID ([`PodShare`](crate::model::policy::PodShare)).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use crate::allocation::Nodes;
 use crate::model::node::Node;
@@ -80,7 +79,7 @@ impl GatewayAddress {
 }
 
 /// What gateways are chosen from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct GatewayInputs<'a> {
     pub nodes: &'a Nodes,
     /// Nodes that count as gone.
@@ -89,6 +88,16 @@ pub struct GatewayInputs<'a> {
     pub absent: &'a BTreeSet<String>,
     /// The addresses that each policy leaves with so far, by its UID.
     pub current: &'a BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+/// Chooses the gateways of one policy after the other.
+#[derive(Debug)]
+pub struct GatewayChooser<'a> {
+    inputs: GatewayInputs<'a>,
+    /// The nodes that are known by these addresses: of several the first by name.
+    known_by: HashMap<IpAddr, &'a str>,
+    /// By selector, of which many policies have the same: how many nodes match, and the ready ones.
+    matching: HashMap<&'a Selector, (usize, Vec<&'a Node>)>,
 }
 
 /// A chosen gateway, with an address of each family that it has one of.
@@ -142,45 +151,57 @@ impl PolicyGateways {
     }
 }
 
-impl GatewayInputs<'_> {
-    /// The gateways of a policy.
-    pub fn choose(&self, policy: &GatewayPolicy) -> PolicyGateways {
-        let Ok(spec) = &policy.spec else { return PolicyGateways::default() };
-        let none = BTreeSet::new();
-        let current = self.current.get(&policy.uid).unwrap_or(&none);
-        PolicyGateways {
-            gateways: spec.gateways.iter().map(|rule| self.gateway(rule, &spec.families, current)).collect(),
+impl<'a> GatewayChooser<'a> {
+    pub fn new(inputs: GatewayInputs<'a>) -> Self {
+        let mut known_by = HashMap::new();
+        for (name, node) in inputs.nodes.iter().rev() {
+            known_by.extend(node.primary.iter().map(|own| (own.addr(), name.as_str())));
         }
+        Self { inputs, known_by, matching: HashMap::new() }
+    }
+
+    /// The gateways of a policy.
+    pub fn choose(&mut self, policy: &'a GatewayPolicy) -> PolicyGateways {
+        let Ok(spec) = &policy.spec else { return PolicyGateways::default() };
+        let gateways = spec.gateways.iter().map(|rule| self.gateway(rule, &spec.families, &policy.uid));
+        PolicyGateways { gateways: gateways.collect() }
     }
 
     fn gateway(
-        &self,
-        rule: &GatewayRule,
+        &mut self,
+        rule: &'a GatewayRule,
         wanted: &BTreeSet<Family>,
-        current: &BTreeSet<IpAddr>,
+        uid: &str,
     ) -> Result<ChosenGateway, NoGateway> {
         let families = rule.address.families(wanted);
         if let (true, GatewayAddress::Is(address)) = (families.is_empty(), &rule.address) {
             return Err(NoGateway::OtherFamily(*address));
         }
-        let matching: Vec<_> = self.nodes.values().filter(|node| rule.nodes.matches(&node.labels)).collect();
-        if matching.is_empty() {
-            return Err(NoGateway::NoNode);
+        let GatewayInputs { nodes, unreachable, absent, current } = self.inputs;
+        let is_ready = |node: &&Node| node.ready && node.has_published_networks() && !unreachable.contains(&node.name);
+        let (matching, ready) = self.matching.entry(&rule.nodes).or_insert_with(|| {
+            let matching = nodes.values().map(|node| &**node).filter(|node| rule.nodes.matches(&node.labels));
+            let matching: Vec<&Node> = matching.collect();
+            (matching.len(), matching.into_iter().filter(is_ready).collect())
+        });
+        match (*matching, ready.len()) {
+            (0, _) => return Err(NoGateway::NoNode),
+            (matching, 0) => return Err(NoGateway::NoReadyNode(matching)),
+            _ => {}
         }
-        let ready: Vec<_> = matching.iter().filter(|node| self.is_ready(node)).collect();
-        if ready.is_empty() {
-            return Err(NoGateway::NoReadyNode(matching.len()));
-        }
-        let candidates = ready.into_iter().filter_map(|node| {
+        let current = current.get(uid);
+        // A kubelet may list any address on its own Node.
+        let is_anothers =
+            |node: &Node, address: &IpAddr| self.known_by.get(address).is_some_and(|known| *known != node.name);
+        let candidates = ready.iter().filter_map(|node| {
             let addresses = families.iter().filter_map(|family| rule.address.of(node, *family));
-            let addresses: Vec<IpAddr> = addresses.filter(|address| !self.is_anothers(node, *address)).collect();
-            let is_current = addresses.iter().any(|address| current.contains(address));
-            // A node that takes nothing new keeps what it has if no other can take it.
-            let takes_nothing = node.drained || self.absent.contains(&node.name);
+            let addresses: Vec<IpAddr> = addresses.filter(|address| !is_anothers(node, address)).collect();
+            let is_current = current.is_some_and(|current| addresses.iter().any(|one| current.contains(one)));
+            // A node that takes nothing new keeps what it has, a drained one if no other can take it.
+            let takes_nothing = node.drained || absent.contains(&node.name);
             let lacks = families.len() - addresses.len();
-            let is_leaving = node.drained;
             (!addresses.is_empty() && (is_current || !takes_nothing))
-                .then_some(((lacks, is_leaving, !is_current, &node.name), addresses))
+                .then_some(((lacks, node.drained, !is_current, &node.name), addresses))
         });
         match candidates.min() {
             Some(((.., node), addresses)) => Ok(ChosenGateway { node: node.clone(), addresses }),
@@ -190,16 +211,6 @@ impl GatewayInputs<'_> {
                 GatewayAddress::Is(address) => NoGateway::NoAddress(*address),
             }),
         }
-    }
-
-    fn is_ready(&self, node: &Arc<Node>) -> bool {
-        node.ready && node.has_published_networks() && !self.unreachable.contains(&node.name)
-    }
-
-    /// Whether another node is known by the address: of several the first by name has it.
-    fn is_anothers(&self, node: &Node, address: IpAddr) -> bool {
-        let mut known = self.nodes.values().filter(|other| other.primary.iter().any(|own| own.addr() == address));
-        known.next().is_some_and(|known| known.name != node.name)
     }
 }
 
@@ -321,6 +332,8 @@ pub fn named_by_address(prefix: &str, address: IpAddr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::model::samples::{equals, interface, ip, net};
     use crate::model::view::Labels;
@@ -366,7 +379,8 @@ mod tests {
     impl Facts {
         fn choose(&self, nodes: &Nodes, policy: &GatewayPolicy) -> Vec<Result<(String, Vec<String>), NoGateway>> {
             let Self { unreachable, absent, current } = self;
-            let chosen = GatewayInputs { nodes, unreachable, absent, current }.choose(policy);
+            let inputs = GatewayInputs { nodes, unreachable, absent, current };
+            let chosen = GatewayChooser::new(inputs).choose(policy);
             let text =
                 |gateway: ChosenGateway| (gateway.node, gateway.addresses.iter().map(IpAddr::to_string).collect());
             chosen.gateways.into_iter().map(|one| one.map(text)).collect()
@@ -454,7 +468,8 @@ mod tests {
         let nodes = nodes();
         let Facts { unreachable, absent, current } = Facts::default();
         let inputs = GatewayInputs { nodes: &nodes, unreachable: &unreachable, absent: &absent, current: &current };
-        let chosen = inputs.choose(&one);
+        let choose = |policy: &GatewayPolicy| GatewayChooser::new(inputs).choose(policy);
+        let chosen = choose(&one);
         let ready = |policy: &GatewayPolicy, chosen: &PolicyGateways, is_assigned: bool| {
             let assigned = |address: &str| crate::model::samples::policy("gateway", &[address], &[("n1", address)]);
             let (v4, v6) = (assigned("172.18.0.1"), assigned("fd00:172:18::1"));
@@ -470,15 +485,15 @@ mod tests {
         assert_eq!((gateways, is_ready, reason), (0, false, "Waiting"));
         assert!(message.contains("172.18.0.1 on node n1: is about to serve it"), "{message}");
         let v4 = policy(&both, vec![rule(GatewayAddress::Is(ip("10.10.10.2")))]);
-        let (_, is_ready, reason, message) = ready(&v4, &inputs.choose(&v4), true);
+        let (_, is_ready, reason, message) = ready(&v4, &choose(&v4), true);
         assert_eq!(
             (is_ready, reason, message.as_str()),
             (false, "NoGateway", "IPv6 packets to its destinations are dropped")
         );
         let broken = GatewayPolicy { spec: Err("spec.selectors: no list".into()), ..v4 };
-        let conditions = status(&broken, &inputs.choose(&broken), true, |_| None).conditions;
+        let conditions = status(&broken, &choose(&broken), true, |_| None).conditions;
         assert_eq!((conditions[0].reason, conditions[0].message.as_str()), ("InvalidSpec", "spec.selectors: no list"));
         let nothing = policy(&[], vec![rule(GatewayAddress::Default)]);
-        assert_eq!(ready(&nothing, &inputs.choose(&nothing), true).2, "NoDestination");
+        assert_eq!(ready(&nothing, &choose(&nothing), true).2, "NoDestination");
     }
 }

@@ -12,7 +12,9 @@ use tracing::info;
 
 use crate::change_queue::ChangeReceiver;
 use crate::controller::conversion::{self, Conversion, KnownCluster, all, timed};
-use egress_core::cilium::{ACCEPTED, GatewayInputs, GatewayOutcome, PolicyGateways, READY, assignment_name, status};
+use egress_core::cilium::{
+    ACCEPTED, GatewayChooser, GatewayInputs, GatewayOutcome, PolicyGateways, READY, assignment_name, status,
+};
 use egress_core::model::policy::{RuleSource, SourceKind};
 use egress_core::node_health::NodeHealth;
 use egress_kube::api_outage::ApiOutages;
@@ -39,7 +41,6 @@ impl CiliumTask {
             view: CiliumView::default(),
             unreachable: BTreeSet::new(),
             absent: BTreeSet::new(),
-            reported: BTreeMap::new(),
             assignments: AssignmentWriter::new(&client),
             writer: CiliumWriter::new(&client),
             events,
@@ -68,8 +69,6 @@ struct CiliumConversion {
     view: CiliumView,
     unreachable: BTreeSet<String>,
     absent: BTreeSet<String>,
-    /// The events that have been published, by the UID of the policy.
-    reported: BTreeMap<String, (&'static str, String)>,
     assignments: AssignmentWriter,
     writer: CiliumWriter,
     events: Events,
@@ -90,16 +89,16 @@ impl Conversion for CiliumConversion {
     }
 
     fn forget_reported(&mut self) {
-        self.reported.clear();
+        // Events follow the statuses that are written.
     }
 
     async fn pass(&mut self, cluster: &KnownCluster, leadership: &Leadership) -> Vec<WriteError> {
         let Some(nodes) = cluster.nodes() else { return Vec::new() };
         let current = self.view.current();
         let inputs = GatewayInputs { nodes, unreachable: &self.unreachable, absent: &self.absent, current: &current };
-        let policies = self.view.policies.iter();
+        let (mut chooser, policies) = (GatewayChooser::new(inputs), self.view.policies.iter());
         let chosen: BTreeMap<String, PolicyGateways> =
-            policies.map(|(name, stored)| (name.clone(), inputs.choose(&stored.object))).collect();
+            policies.map(|(name, stored)| (name.clone(), chooser.choose(&stored.object))).collect();
         let wanted = self.view.assignment_specs(&chosen);
         let without_room = wanted.without_room.clone();
         let mut errors = self.write_assignments(wanted.specs(), leadership).await;
@@ -123,7 +122,7 @@ impl CiliumConversion {
     }
 
     async fn write_statuses(
-        &mut self,
+        &self,
         (chosen, without_room): (&BTreeMap<String, PolicyGateways>, &BTreeSet<String>),
         (cluster, leadership): (&KnownCluster, &Leadership),
     ) -> Vec<WriteError> {
@@ -141,8 +140,7 @@ impl CiliumConversion {
                 Some((name.clone(), status))
             })
             .collect();
-        self.report(&statuses);
-        let (view, writer) = (&self.view, &self.writer);
+        let (view, writer, events) = (&self.view, &self.writer, &self.events);
         let changed = statuses.iter().filter_map(|(name, status)| {
             let policy = view.policies.get(name)?;
             let known = view.statuses.get(name);
@@ -150,10 +148,12 @@ impl CiliumConversion {
             let differs = known != Some(&value);
             differs.then_some(async move {
                 // The watch shows it, and the next pass writes its status.
-                match known {
-                    None => timed(leadership, writer.create_status(name, policy)).await,
-                    Some(_) => timed(leadership, writer.set_status(name, &value)).await,
-                }
+                let Some(known) = known else {
+                    return timed(leadership, writer.create_status(name, policy)).await;
+                };
+                timed(leadership, writer.set_status(name, &value)).await?;
+                report(events, &source(name, policy), status, known);
+                Ok(())
             })
         });
         let mut outcomes = all(changed.collect()).await;
@@ -162,36 +162,28 @@ impl CiliumConversion {
         outcomes.extend(all(removals.collect()).await);
         outcomes.into_iter().filter_map(Result::err).collect()
     }
+}
 
-    /// Publishes what is wrong with policies, and that it is no longer, once each.
-    fn report(&mut self, statuses: &[(String, GatewayOutcome)]) {
-        let mut reported = BTreeMap::new();
-        for (name, status) in statuses {
-            let Some(stored) = self.view.policies.get(name) else { continue };
-            let uid = &stored.object.uid;
-            let condition = |kind| status.conditions.iter().find(|one| one.kind == kind);
-            let refused = condition(ACCEPTED).filter(|accepted| !accepted.status);
-            let Some(said) = refused.or_else(|| condition(READY)) else { continue };
-            // A gateway begins to serve in a moment; if it does not, the conditions of its assignment say so.
-            if said.reason == "Waiting" {
-                reported.extend(self.reported.remove_entry(uid));
-                continue;
-            }
-            let now = (said.reason, said.message.clone());
-            if self.reported.get(uid) != Some(&now) {
-                let about = Regarding::source(&source(name, stored));
-                match said.status {
-                    true => {
-                        let nodes: Vec<&str> = status.gateways.keys().map(String::as_str).collect();
-                        info!(policy = name, gateways = nodes.join(","), reason = said.reason, "gateways chosen");
-                        self.events.note(about, said.reason, &said.message);
-                    }
-                    false => self.events.warn(about, said.reason, &said.message),
-                }
-            }
-            reported.insert(uid.clone(), now);
+/// Publishes what a status says that the former one did not.
+fn report(events: &Events, about: &RuleSource, status: &GatewayOutcome, former: &Value) {
+    let condition = |kind| status.conditions.iter().find(|one| one.kind == kind);
+    let refused = condition(ACCEPTED).filter(|accepted| !accepted.status);
+    let Some(said) = refused.or_else(|| condition(READY)) else { return };
+    let mut known = former["conditions"].as_array().into_iter().flatten();
+    let is_known =
+        known.any(|one| one["type"] == said.kind && one["reason"] == said.reason && one["message"] == said.message);
+    // A gateway begins to serve in a moment; if it does not, the conditions of its assignment say so.
+    if is_known || said.reason == "Waiting" {
+        return;
+    }
+    let regarding = Regarding::source(about);
+    match said.status {
+        true => {
+            let nodes: Vec<&str> = status.gateways.keys().map(String::as_str).collect();
+            info!(policy = about.name, gateways = nodes.join(","), reason = said.reason, "gateways chosen");
+            events.note(regarding, said.reason, &said.message);
         }
-        self.reported = reported;
+        false => events.warn(regarding, said.reason, &said.message),
     }
 }
 

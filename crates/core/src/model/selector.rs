@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::view::Labels;
 
 /// One condition on the labels of a policy.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Requirement {
     /// The label has one of these values.
     In(String, BTreeSet<String>),
@@ -27,7 +27,7 @@ impl Requirement {
 }
 
 /// Requirements that must all hold. The default matches all labels.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selector(Box<[Requirement]>);
 
 impl Selector {

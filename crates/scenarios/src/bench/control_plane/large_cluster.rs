@@ -4,7 +4,8 @@
 //!   node k      172.18.16.0 + k, pods in 10.128.0.0 + k * 1024 (a /22); all host egress IPs
 //!   namespaces  one for each hundred pods, label team=<number>
 //!   objects     one address each, 172.18.64.0 + n; object n selects app=<n mod 10> in the namespaces of one team. Mixed, of
-//!               five of them two are EgressIPs, two Egresses of one pool, and one is an EgressService with its Service
+//!               ten of them four are EgressIPs, three Egresses of one pool, one is a CiliumEgressGatewayPolicy with a gateway in
+//!               one of three zones, and two are EgressServices with their Services
 //!   pods        app=<0..9>; those of the real node in the first namespaces
 //! ```
 
@@ -24,6 +25,7 @@ const POOL: Ipv4Addr = Ipv4Addr::new(172, 18, 128, 0);
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const PODS_PER_NODE: u32 = 1024;
 const APPS: usize = 10;
+const ZONES: usize = 3;
 const PODS_PER_NAMESPACE: usize = 100;
 
 pub(super) struct Scale {
@@ -34,6 +36,19 @@ pub(super) struct Scale {
     pub(super) objects: usize,
     /// Of all kinds; otherwise all are EgressIPs.
     pub(super) is_mixed: bool,
+}
+
+impl Scale {
+    /// How many objects get a node: the policies of one gateway share its address.
+    pub(super) fn assigned(&self) -> usize {
+        let policies =
+            if self.is_mixed { (0..self.objects).filter(|number| is_gateway_policy(*number)).count() } else { 0 };
+        self.objects - policies + policies.min(ZONES)
+    }
+}
+
+const fn is_gateway_policy(number: usize) -> bool {
+    number % 10 == 8
 }
 
 pub(super) fn node_name(number: usize) -> String {
@@ -105,7 +120,7 @@ pub(super) fn fill(server: &ApiServer, scale: &Scale) -> Result<()> {
 fn labels(number: usize) -> Value {
     json!({
         "kubernetes.io/hostname": node_name(number), "kubernetes.io/os": "linux",
-        "topology.kubernetes.io/zone": format!("zone-{}", number % 3),
+        "topology.kubernetes.io/zone": format!("zone-{}", number % ZONES),
         "k8s.ovn.org/egress-assignable": "",
     })
 }
@@ -127,6 +142,7 @@ fn fill_object(server: &ApiServer, scale: &Scale, number: usize) -> Result<()> {
     let teams = scale.pods.div_ceil(PODS_PER_NAMESPACE);
     let team = (number / APPS) % teams;
     match number % 5 {
+        3 if scale.is_mixed && is_gateway_policy(number) => return fill_gateway_policy(server, number, team),
         2 | 3 if scale.is_mixed => return fill_egress(server, number, team),
         4 if scale.is_mixed => return fill_service(server, number, team),
         _ => {}
@@ -168,6 +184,22 @@ fn fill_egress(server: &ApiServer, number: usize, team: usize) -> Result<()> {
         },
     });
     server.create("/apis/crd.antrea.io/v1beta1/egresses", &object).map(drop).context("make an Egress")
+}
+
+fn fill_gateway_policy(server: &ApiServer, number: usize, team: usize) -> Result<()> {
+    let zone = format!("zone-{}", number / 10 % ZONES);
+    let object = json!({
+        "apiVersion": "cilium.io/v2", "kind": "CiliumEgressGatewayPolicy", "metadata": {"name": object_name(number)},
+        "spec": {
+            "selectors": [{
+                "namespaceSelector": {"matchLabels": {"team": team.to_string()}},
+                "podSelector": {"matchLabels": {"app": app(number)}},
+            }],
+            "destinationCIDRs": ["203.0.113.0/24"],
+            "egressGateway": {"nodeSelector": {"matchLabels": {"topology.kubernetes.io/zone": zone}}},
+        },
+    });
+    server.create("/apis/cilium.io/v2/ciliumegressgatewaypolicies", &object).map(drop).context("make a policy")
 }
 
 fn fill_service(server: &ApiServer, number: usize, team: usize) -> Result<()> {

@@ -9,7 +9,12 @@ use egress_lab::apiserver::ApiServer;
 /// The kinds that have nodes in their status, and are assigned.
 const ASSIGNED: [&str; 2] = ["egressips.k8s.ovn.org", "egressassignments.egress-agent.io"];
 /// Other kinds that the controller writes to: addresses, and what has become of each object.
-const OTHERS: [&str; 3] = ["egresses.crd.antrea.io", "externalippools.crd.antrea.io", "egressservices.k8s.ovn.org"];
+const OTHERS: [&str; 4] = [
+    "egresses.crd.antrea.io",
+    "externalippools.crd.antrea.io",
+    "egressservices.k8s.ovn.org",
+    "egressgatewaypolicystatuses.egress-agent.io",
+];
 /// Between two looks at the API server's store.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -19,7 +24,7 @@ impl ScaleCluster {
         let before = written(self.server()?);
         let begin = Instant::now();
         self.start_agent()?;
-        let took = self.wait_for(begin, say, |items| items.len() == scale.objects)?;
+        let took = self.wait_for(begin, say, |items| items.len() == scale.assigned())?;
         figures.add(ControlPlaneFigure::AllAssigned, &[took.as_secs_f64()]);
         figures.add(ControlPlaneFigure::AllAssignedWrites, &[(written(self.server()?) - before) as f64]);
         self.settle()?;
@@ -37,7 +42,7 @@ impl ScaleCluster {
         let mut took = Duration::ZERO;
         let cost = cpu.cost_of(|| {
             took = self.wait_for(begin, say, |items| {
-                items.len() == scale.objects && items.iter().all(|(_, node)| *node != lost)
+                items.len() == scale.assigned() && items.iter().all(|(_, node)| *node != lost)
             })?;
             Ok(())
         })?;

@@ -108,7 +108,9 @@ impl ScaleCluster {
         ];
         let mut options = AgentOptions::new(&built.agent, &base.api).with(extra);
         options.controller_extra.extend(["--egressip-node-healthcheck-port", "0"].map(str::to_owned));
-        options.controller_extra.extend(scale.is_mixed.then(|| "--antrea".to_owned()));
+        if scale.is_mixed {
+            options.controller_extra.extend(["--antrea", "--cilium"].map(str::to_owned));
+        }
         let cluster = Self { base, options };
         large_cluster::fill(cluster.server()?, scale)?;
         Ok(cluster)
