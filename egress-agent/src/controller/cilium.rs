@@ -41,6 +41,7 @@ impl CiliumTask {
             view: CiliumView::default(),
             unreachable: BTreeSet::new(),
             absent: BTreeSet::new(),
+            written_from: BTreeMap::new(),
             assignments: AssignmentWriter::new(&client),
             writer: CiliumWriter::new(&client),
             events,
@@ -69,6 +70,9 @@ struct CiliumConversion {
     view: CiliumView,
     unreachable: BTreeSet<String>,
     absent: BTreeSet<String>,
+    /// The statuses, as the watch had them, that this leader has replaced. Until the watch shows another one, it knows no more than
+    /// before, and would write the same again with another time.
+    written_from: BTreeMap<String, Option<Value>>,
     assignments: AssignmentWriter,
     writer: CiliumWriter,
     events: Events,
@@ -89,7 +93,7 @@ impl Conversion for CiliumConversion {
     }
 
     fn forget_reported(&mut self) {
-        // Events follow the statuses that are written.
+        self.written_from.clear();
     }
 
     async fn pass(&mut self, cluster: &KnownCluster, leadership: &Leadership) -> Vec<WriteError> {
@@ -122,7 +126,7 @@ impl CiliumConversion {
     }
 
     async fn write_statuses(
-        &self,
+        &mut self,
         (chosen, without_room): (&BTreeMap<String, PolicyGateways>, &BTreeSet<String>),
         (cluster, leadership): (&KnownCluster, &Leadership),
     ) -> Vec<WriteError> {
@@ -141,26 +145,37 @@ impl CiliumConversion {
             })
             .collect();
         let (view, writer, events) = (&self.view, &self.writer, &self.events);
+        self.written_from.retain(|name, from| view.statuses.get(name) == from.as_ref());
+        let written_from = &self.written_from;
         let changed = statuses.iter().filter_map(|(name, status)| {
-            let policy = view.policies.get(name)?;
+            let policy = view.policies.get(name).filter(|_| !written_from.contains_key(name))?;
             let known = view.statuses.get(name);
             let value = status_value(status, policy, known);
             let differs = known != Some(&value);
             differs.then_some(async move {
                 // The watch shows it, and the next pass writes its status.
-                let Some(known) = known else {
-                    return timed(leadership, writer.create_status(name, policy)).await;
+                let written = match known {
+                    None => timed(leadership, writer.create_status(name, policy)).await,
+                    Some(_) => timed(leadership, writer.set_status(name, &value)).await,
                 };
-                timed(leadership, writer.set_status(name, &value)).await?;
-                report(events, &source(name, policy), status, known);
-                Ok(())
+                if let (Ok(()), Some(known)) = (&written, known) {
+                    report(events, &source(name, policy), status, known);
+                }
+                written.map(|()| (name.clone(), known.cloned()))
             })
         });
-        let mut outcomes = all(changed.collect()).await;
+        let (mut errors, mut written) = (Vec::new(), Vec::new());
+        for outcome in all(changed.collect()).await {
+            match outcome {
+                Ok(from) => written.push(from),
+                Err(error) => errors.push(error),
+            }
+        }
         let gone = view.statuses.keys().filter(|name| !view.policies.contains_key(*name));
         let removals = gone.map(|name| timed(leadership, writer.delete_status(name)));
-        outcomes.extend(all(removals.collect()).await);
-        outcomes.into_iter().filter_map(Result::err).collect()
+        errors.extend(all(removals.collect()).await.into_iter().filter_map(Result::err));
+        self.written_from.extend(written);
+        errors
     }
 }
 
