@@ -46,8 +46,10 @@ const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
 /// What else Cilium puts among the labels of a pod.
 const UNSUPPORTED_LABELS: &str = "io.cilium.k8s.";
 
-/// Bytes of the rules of one assignment: the API server takes objects of 1.5 MiB.
+/// Bytes of the rules and selectors of one assignment: the API server takes objects of 1.5 MiB.
 const MOST_BYTES: usize = 1 << 20;
+/// Bytes of the spec of one policy.
+const MOST_SPEC_BYTES: usize = 1 << 18;
 
 /// One change of what gateways follow from, apart from nodes.
 #[derive(Clone, Debug)]
@@ -113,6 +115,10 @@ pub(crate) fn policy(object: &DynamicObject) -> StoredGatewayPolicy {
 }
 
 fn request(spec: &Value, stored: &mut StoredGatewayPolicy) -> Result<GatewayRequest, String> {
+    let bytes = spec.to_string().len();
+    if bytes > MOST_SPEC_BYTES {
+        return Err(format!("spec: {bytes} bytes, and at most {MOST_SPEC_BYTES} are served: write several policies"));
+    }
     let selectors = spec["selectors"].as_array().ok_or("spec.selectors: no list")?;
     stored.selectors = selectors.iter().map(rule_selector).collect::<Result<_, String>>()?;
     stored.destinations = networks(spec, "destinationCIDRs")?.ok_or("spec.destinationCIDRs: no list")?;
@@ -411,7 +417,7 @@ impl GatewayAssignments {
         for family in &spec.families {
             let among = chosen.map(|chosen| chosen.addresses(*family)).unwrap_or_default();
             let rule = policy.rule(name, &[*family].into(), &among);
-            let size = rule.to_string().len();
+            let size = rule.to_string().len() + policy.gateways.iter().map(|one| one.to_string().len()).sum::<usize>();
             let has_room = among.iter().all(|address| self.has_room(&assignment_name(*address), size));
             if !has_room {
                 self.without_room.insert(name.to_owned());
@@ -444,6 +450,7 @@ impl GatewayAssignments {
         one.rules.push(rule);
         for candidate in candidates {
             if !one.candidates.contains(candidate) {
+                one.size += candidate.to_string().len();
                 one.candidates.push(candidate.clone());
             }
         }
@@ -455,7 +462,7 @@ impl GatewayAssignments {
 struct GatewayAssignment {
     address: Option<IpAddr>,
     rules: Vec<Value>,
-    /// Bytes of the rules.
+    /// Bytes of rules and selectors.
     size: usize,
     /// Selectors of nodes.
     candidates: Vec<Value>,
@@ -525,9 +532,10 @@ mod tests {
             json!({"egressGateway": null}),
             json!({"egressGateway": {"nodeSelector": {}, "interface": "eth1", "egressIP": "10.0.0.8"}}),
             json!({"egressGateway": {"nodeSelector": {}, "egressIP": "x"}}),
+            json!({"destinationCIDRs": (0..20_000).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256)).collect::<Vec<_>>()}),
         ] {
             let outcome = read("a", spec(&broken)).object.spec;
-            assert!(outcome.as_ref().is_err_and(|why| why.starts_with("spec.")), "{broken}: {outcome:?}");
+            assert!(outcome.as_ref().is_err_and(|why| why.starts_with("spec")), "{broken}: {outcome:?}");
         }
     }
 

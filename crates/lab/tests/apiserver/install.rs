@@ -157,6 +157,39 @@ fn an_overlay_sets_the_image() -> Result<()> {
     Ok(())
 }
 
+/// A component installs the kinds of another API and makes the controllers serve them.
+#[test]
+fn components_add_kinds_and_settings() -> Result<()> {
+    const NAME: &str = "components_add_kinds_and_settings";
+    if !has_kubectl(NAME) {
+        return Ok(());
+    }
+    let components: [(&str, &str, &[&str]); 2] = [
+        ("antrea", "EGRESS_AGENT_ANTREA", &["egresses.crd.antrea.io", "externalippools.crd.antrea.io"]),
+        (
+            "cilium",
+            "EGRESS_AGENT_CILIUM",
+            &["ciliumegressgatewaypolicies.cilium.io", "egressgatewaypolicystatuses.egress-agent.io"],
+        ),
+    ];
+    for folder in OVERLAYS.into_iter().filter(|folder| !folder.contains("cleanup")) {
+        let copied = ManifestCopy::new(NAME)?;
+        let names = components.map(|(name, ..)| format!("../../{name}"));
+        copied.change(&format!("{folder}/kustomization.yaml"), |overlay| overlay["components"] = json!(names))?;
+        let all = documents(&rendered_in(&copied.0, folder)?)?;
+        let of_kind = |kind: &'static str| all.iter().filter(move |object| object["kind"] == kind);
+        for (name, variable, kinds) in components {
+            let is_set = of_kind("ConfigMap").any(|settings| settings["data"][variable] == "true");
+            ensure!(is_set, "{folder}: {name} does not set {variable}");
+            for kind in kinds {
+                let is_there = of_kind("CustomResourceDefinition").any(|one| one["metadata"]["name"] == *kind);
+                ensure!(is_there, "{folder}: {name} does not install {kind}");
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn an_overlay_leaves_what_others_say_of_the_namespace() -> Result<()> {
     const NAME: &str = "an_overlay_leaves_what_others_say_of_the_namespace";
