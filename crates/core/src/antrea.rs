@@ -29,6 +29,8 @@ pub struct EgressObject {
     pub created: CreationTimestamp,
     /// The address that its status says it leaves with.
     pub served: Option<IpAddr>,
+    /// Bytes of its selectors as written.
+    pub size: usize,
     /// An error is one line for users.
     pub spec: Result<EgressRequest, String>,
 }
@@ -213,6 +215,8 @@ pub enum NotAllocated {
     Allocating,
     /// Another set of addresses has one of them.
     PartlyShared(IpAddr, String),
+    /// Others with the address leave no room in their assignment.
+    Crowded(IpAddr),
 }
 
 impl fmt::Display for NotAllocated {
@@ -230,6 +234,7 @@ impl fmt::Display for NotAllocated {
             Self::PartlyShared(address, by) => {
                 write!(f, "IP {address} is also that of Egress {by}, which has other addresses too")
             }
+            Self::Crowded(address) => write!(f, "older Egresses with IP {address} leave no room for its selectors"),
         }
     }
 }
@@ -273,6 +278,11 @@ impl<'a> FreeAddresses<'a> {
         self.returned.pop().or_else(|| self.unseen.find(is_free))
     }
 }
+
+/// Bytes of the rules of one assignment: the API server takes objects of 1.5 MiB.
+const MOST_BYTES: usize = 1 << 20;
+/// Bytes of a rule beside its selectors: kind, name, UID and age of the Egress.
+const RULE_BYTES: usize = 512;
 
 /// Egresses with the same addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -426,14 +436,17 @@ impl AntreaInputs {
         };
         let (backed, bare): (Vec<_>, Vec<_>) = by_age.iter().partition(|(_, egress)| has_pool(egress));
         let mut group_of = BTreeMap::<IpAddr, (IpAddr, String)>::new();
+        let mut sizes = BTreeMap::<IpAddr, usize>::new();
         for (name, egress) in backed.into_iter().chain(bare) {
             let Some(Ok(addresses)) = allocation.egresses.get(name.as_str()).cloned() else { continue };
             let Some(first) = addresses.first().copied() else { continue };
             let set: BTreeSet<IpAddr> = addresses.iter().copied().collect();
+            let bytes = egress.size + RULE_BYTES;
             let shared =
                 addresses.iter().find_map(|address| group_of.get(address).map(|group| (*address, group.clone())));
             let outcome = match &shared {
                 None => {
+                    sizes.insert(first, bytes);
                     let owner = |address: &IpAddr| (*address, (first, (*name).clone()));
                     group_of.extend(set.iter().map(owner));
                     let pools = egress.spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| one.pool.as_ref());
@@ -446,8 +459,13 @@ impl AntreaInputs {
                 }
                 Some((address, (key, by))) => match allocation.groups.get_mut(key) {
                     Some(group) if group.addresses.iter().copied().collect::<BTreeSet<_>>() == set => {
-                        group.egresses.push((*name).clone());
-                        continue;
+                        let size = sizes.entry(*key).or_default();
+                        if *size + bytes <= MOST_BYTES {
+                            *size += bytes;
+                            group.egresses.push((*name).clone());
+                            continue;
+                        }
+                        Err(NotAllocated::Crowded(*address))
                     }
                     _ => Err(NotAllocated::PartlyShared(*address, by.clone())),
                 },
@@ -525,7 +543,7 @@ mod tests {
     fn egress(created: i64, address: Option<&str>, pool: Option<&str>) -> EgressObject {
         let one = RequestedAddress { address: address.map(ip), pool: pool.map(str::to_owned) };
         let spec = EgressRequest { applied_to: None, addresses: vec![one] };
-        EgressObject { uid: format!("u{created}"), created, served: None, spec: Ok(spec) }
+        EgressObject { uid: format!("u{created}"), created, served: None, size: 0, spec: Ok(spec) }
     }
 
     fn range(start: &str, end: &str) -> PoolRange {
@@ -666,6 +684,22 @@ mod tests {
     }
 
     #[test]
+    fn an_egress_without_room_beside_older_ones_has_no_address() {
+        let name = |number: i64| format!("e{number:02}");
+        let of = |number: i64| {
+            let pool = (number == 0).then_some("p");
+            (name(number), EgressObject { size: 100_000, ..egress(number, Some("172.18.0.100"), pool) })
+        };
+        let inputs = AntreaInputs { egresses: (0..12).map(of).collect(), ..inputs(&[]) };
+        let allocation = inputs.allocate();
+        let group = &allocation.groups[&ip("172.18.0.100")];
+        assert_eq!(group.egresses, (0..10).map(name).collect::<Vec<_>>());
+        for number in [10, 11] {
+            assert_eq!(allocation.egresses[&name(number)], Err(NotAllocated::Crowded(ip("172.18.0.100"))));
+        }
+    }
+
+    #[test]
     fn several_addresses_come_from_several_pools_and_are_shared_as_a_set() {
         let mut all = inputs(&[]);
         all.pools.insert("q".into(), pool(2, &[range("fd00:172:18::100", "fd00:172:18::101")]));
@@ -680,7 +714,7 @@ mod tests {
                 pool: Some(pool.into()),
             };
             let spec = EgressRequest { applied_to: None, addresses: pools.map(one).collect() };
-            EgressObject { uid: "u".into(), created, served: None, spec: Ok(spec) }
+            EgressObject { uid: "u".into(), created, served: None, size: 0, spec: Ok(spec) }
         };
         all.egresses.insert("a".into(), both(1, [Some("172.18.0.101"), None]));
         assert_eq!(chosen(&all), [("a".to_owned(), vec![ip("172.18.0.101"), ip("fd00:172:18::100")])]);
@@ -711,7 +745,7 @@ mod tests {
         for created in 2..5 {
             let one = |pool: &str| RequestedAddress { address: None, pool: Some(pool.into()) };
             let spec = EgressRequest { applied_to: None, addresses: vec![one("p"), one("p"), one("q")] };
-            let object = EgressObject { uid: "u".into(), created, served: None, spec: Ok(spec) };
+            let object = EgressObject { uid: "u".into(), created, served: None, size: 0, spec: Ok(spec) };
             all.egresses.insert(format!("both{created}"), object);
         }
         let found = all.allocate();
@@ -734,8 +768,13 @@ mod tests {
                     pool: Some(random.one_of(&["p", "q", "q", "none"]).to_owned()),
                 });
                 let spec = EgressRequest { applied_to: None, addresses: addresses.collect() };
-                let object =
-                    EgressObject { uid: format!("u{created}"), created: created % 3, served: None, spec: Ok(spec) };
+                let object = EgressObject {
+                    uid: format!("u{created}"),
+                    created: created % 3,
+                    served: None,
+                    size: 0,
+                    spec: Ok(spec),
+                };
                 all.egresses.insert(format!("e{created}"), object);
             }
             let mut given = BTreeMap::<String, Vec<IpAddr>>::new();

@@ -89,6 +89,7 @@ fn egress(object: &DynamicObject) -> StoredEgress {
             uid: object.metadata.uid.clone().unwrap_or_default(),
             created: created(&object.metadata),
             served: object.data["status"]["egressIP"].as_str().and_then(|address| address.parse().ok()),
+            size: spec["appliedTo"].to_string().len(),
             spec: request(spec),
         },
         resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
