@@ -17,10 +17,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::cilium::named_by_address;
 use crate::model::policy::{EgressPolicy, Selects};
 use crate::model::view::CreationTimestamp;
-use crate::status::conditions::ASSIGNED;
+use crate::status::conditions::{ASSIGNED, DesiredCondition};
+use crate::text::named_by_address;
 
 /// An Egress as its author wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -487,15 +487,7 @@ pub struct EgressStatus {
     pub node: String,
     pub address: String,
     /// Type, status, reason, message; of an Egress with a pool.
-    pub conditions: Vec<EgressCondition>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EgressCondition {
-    pub kind: &'static str,
-    pub status: bool,
-    pub reason: &'static str,
-    pub message: String,
+    pub conditions: Vec<DesiredCondition>,
 }
 
 /// The status of an Egress with this outcome, and this policy if there is an assignment.
@@ -528,7 +520,7 @@ pub fn status(
         ),
         (None, _) => (false, "AssignmentError", "Failed to assign the IP to EgressNode: no Node available".to_owned()),
     };
-    let condition = |kind, (status, reason, message)| EgressCondition { kind, status, reason, message };
+    let condition = |kind, (status, reason, message)| DesiredCondition { kind, status, reason, message };
     status.conditions = vec![condition("IPAllocated", allocated), condition("IPAssigned", assigned)];
     status
 }

@@ -12,13 +12,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::allocation::Nodes;
+use crate::allocation::{Nodes, known_by};
 use crate::model::node::Node;
 use crate::model::policy::EgressPolicy;
 use crate::model::selector::Selector;
 use crate::model::state::{Family, family_of};
 use crate::model::view::CreationTimestamp;
-use crate::status::conditions::ASSIGNED;
+use crate::status::conditions::{ASSIGNED, DesiredCondition};
+use crate::text::named_by_address;
 
 /// A policy as its author wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,11 +154,7 @@ impl PolicyGateways {
 
 impl<'a> GatewayChooser<'a> {
     pub fn new(inputs: GatewayInputs<'a>) -> Self {
-        let mut known_by = HashMap::new();
-        for (name, node) in inputs.nodes.iter().rev() {
-            known_by.extend(node.primary.iter().map(|own| (own.addr(), name.as_str())));
-        }
-        Self { inputs, known_by, matching: HashMap::new() }
+        Self { inputs, known_by: known_by(inputs.nodes), matching: HashMap::new() }
     }
 
     /// The gateways of a policy.
@@ -219,15 +216,7 @@ impl<'a> GatewayChooser<'a> {
 pub struct GatewayOutcome {
     /// Those in use: node and addresses.
     pub gateways: BTreeMap<String, BTreeSet<IpAddr>>,
-    pub conditions: Vec<GatewayCondition>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GatewayCondition {
-    pub kind: &'static str,
-    pub status: bool,
-    pub reason: &'static str,
-    pub message: String,
+    pub conditions: Vec<DesiredCondition>,
 }
 
 /// The spec can be read.
@@ -243,7 +232,7 @@ pub fn status<'a>(
     assignment: impl Fn(IpAddr) -> Option<&'a EgressPolicy>,
 ) -> GatewayOutcome {
     let condition =
-        |kind, status, reason, message: &str| GatewayCondition { kind, status, reason, message: message.to_owned() };
+        |kind, status, reason, message: &str| DesiredCondition { kind, status, reason, message: message.to_owned() };
     let spec = match &policy.spec {
         Ok(spec) => spec,
         Err(why) => {
@@ -320,15 +309,6 @@ pub fn assignment_name(address: IpAddr) -> String {
 
 /// The assignment of policies without a gateway.
 pub const WITHOUT_GATEWAY: &str = "gateway-none";
-
-/// A name of an object for an address.
-pub fn named_by_address(prefix: &str, address: IpAddr) -> String {
-    match address {
-        IpAddr::V4(address) => format!("{prefix}-{address}"),
-        // Two colons could begin or end a name.
-        IpAddr::V6(address) => format!("{prefix}-{}", address.segments().map(|part| format!("{part:x}")).join("-")),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
-//! Bounded quotes of texts that users write.
+//! Bounded quotes of texts that users write, and names.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
 /// At most `most` bytes of a foreign text, cut between characters, with its length if it is cut.
 pub fn quoted(text: &str, most: usize) -> Cow<'_, str> {
@@ -24,6 +25,15 @@ pub fn listed(texts: &[String], separator: &str, (most, bytes): (usize, usize)) 
         all.push_str(text);
     }
     all
+}
+
+/// A name of an object for an address.
+pub fn named_by_address(prefix: &str, address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(address) => format!("{prefix}-{address}"),
+        // Two colons could begin or end a name.
+        IpAddr::V6(address) => format!("{prefix}-{}", address.segments().map(|part| format!("{part:x}")).join("-")),
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use egress_core::cilium::{
     ACCEPTED, GatewayChooser, GatewayInputs, GatewayOutcome, PolicyGateways, READY, assignment_name, status,
 };
 use egress_core::model::policy::{RuleSource, SourceKind};
+use egress_core::model::view::Update;
 use egress_core::node_health::NodeHealth;
 use egress_kube::api_outage::ApiOutages;
 use egress_kube::assignments::AssignmentWriter;
@@ -41,7 +42,7 @@ impl CiliumTask {
             view: CiliumView::default(),
             unreachable: BTreeSet::new(),
             absent: BTreeSet::new(),
-            written_from: BTreeMap::new(),
+            written: BTreeSet::new(),
             assignments: AssignmentWriter::new(&client),
             writer: CiliumWriter::new(&client),
             events,
@@ -70,9 +71,9 @@ struct CiliumConversion {
     view: CiliumView,
     unreachable: BTreeSet<String>,
     absent: BTreeSet<String>,
-    /// The statuses, as the watch had them, that this leader has replaced. Until the watch shows another one, it knows no more than
-    /// before, and would write the same again with another time.
-    written_from: BTreeMap<String, Option<Value>>,
+    /// The policies whose statuses this leader has written. Until the watch shows that, it knows no more than before, and would write
+    /// the same again with another time.
+    written: BTreeSet<String>,
     assignments: AssignmentWriter,
     writer: CiliumWriter,
     events: Events,
@@ -83,7 +84,16 @@ impl Conversion for CiliumConversion {
 
     fn apply(&mut self, change: CiliumInput) {
         match change {
-            CiliumInput::Objects(change) => self.view.apply(change),
+            CiliumInput::Objects(change) => {
+                match &change {
+                    CiliumChange::Statuses(Update::Replaced(_)) => self.written.clear(),
+                    CiliumChange::Statuses(Update::Changed(name, _) | Update::Removed(name)) => {
+                        self.written.remove(name);
+                    }
+                    CiliumChange::Policies(_) | CiliumChange::Assignments(_) => {}
+                }
+                self.view.apply(change);
+            }
             CiliumInput::NodeHealth { unreachable, absent } => (self.unreachable, self.absent) = (unreachable, absent),
         }
     }
@@ -93,7 +103,7 @@ impl Conversion for CiliumConversion {
     }
 
     fn forget_reported(&mut self) {
-        self.written_from.clear();
+        self.written.clear();
     }
 
     async fn pass(&mut self, cluster: &KnownCluster, leadership: &Leadership) -> Vec<WriteError> {
@@ -145,10 +155,9 @@ impl CiliumConversion {
             })
             .collect();
         let (view, writer, events) = (&self.view, &self.writer, &self.events);
-        self.written_from.retain(|name, from| view.statuses.get(name) == from.as_ref());
-        let written_from = &self.written_from;
+        let is_known = |name: &str| !self.written.contains(name);
         let changed = statuses.iter().filter_map(|(name, status)| {
-            let policy = view.policies.get(name).filter(|_| !written_from.contains_key(name))?;
+            let policy = view.policies.get(name).filter(|_| is_known(name))?;
             let known = view.statuses.get(name);
             let value = status_value(status, policy, known);
             let differs = known != Some(&value);
@@ -161,20 +170,20 @@ impl CiliumConversion {
                 if let (Ok(()), Some(known)) = (&written, known) {
                     report(events, &source(name, policy), status, known);
                 }
-                written.map(|()| (name.clone(), known.cloned()))
+                written.map(|()| name.clone())
             })
         });
         let (mut errors, mut written) = (Vec::new(), Vec::new());
         for outcome in all(changed.collect()).await {
             match outcome {
-                Ok(from) => written.push(from),
+                Ok(name) => written.push(name),
                 Err(error) => errors.push(error),
             }
         }
         let gone = view.statuses.keys().filter(|name| !view.policies.contains_key(*name));
         let removals = gone.map(|name| timed(leadership, writer.delete_status(name)));
         errors.extend(all(removals.collect()).await.into_iter().filter_map(Result::err));
-        self.written_from.extend(written);
+        self.written.extend(written);
         errors
     }
 }

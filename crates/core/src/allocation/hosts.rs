@@ -85,10 +85,7 @@ impl<'a> Hosts<'a> {
             for (index, (_, node)) in nodes.iter().enumerate() {
                 node.own_addresses().for_each(|own| having.entry(own).or_default().push(index));
             }
-            // Of several nodes the first by name has it, as for reserved addresses.
-            for (name, node) in inputs.nodes.iter().rev() {
-                known_by.extend(node.primary.iter().map(|own| (own.addr(), name.as_str())));
-            }
+            known_by = super::known_by(inputs.nodes);
         }
         let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
         Self {

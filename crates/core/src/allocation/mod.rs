@@ -21,7 +21,7 @@ mod properties;
 pub mod samples;
 pub mod search;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -39,6 +39,13 @@ use crate::model::services::Services;
 use crate::selection::by_rank;
 
 pub type Nodes = BTreeMap<String, Arc<Node>>;
+
+/// The nodes that are known by these addresses in the cluster. Of several the first by name, as for reserved addresses.
+pub(crate) fn known_by(nodes: &Nodes) -> HashMap<IpAddr, &str> {
+    let addresses =
+        nodes.iter().rev().flat_map(|(name, node)| node.primary.iter().map(|own| (own.addr(), name.as_str())));
+    addresses.collect()
+}
 
 /// Input of an assignment. The current status is part of the policies.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,6 @@ use std::net::IpAddr;
 
 use futures::{Stream, StreamExt, stream};
 use ipnet::IpNet;
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch};
 use kube::{Client, ResourceExt};
 use serde::Deserialize;
@@ -19,7 +18,7 @@ use crate::assignments::{StoredAssignment, ignored, patch_params, put};
 use crate::convert::created;
 use crate::crd::{AddressesOf, egress_assignment_resource, egress_resource};
 use crate::policy::selector;
-use crate::policy::status::WriteError;
+use crate::policy::status::{WriteError, condition_values};
 use crate::watches::{config, updates};
 use egress_core::antrea::{
     AddressGroup, AntreaInputs, EgressObject, EgressRequest, EgressStatus, PoolObject, PoolRange, PoolRequest,
@@ -253,21 +252,7 @@ impl AntreaWriter {
         status: &EgressStatus,
     ) -> Result<bool, WriteError> {
         let EgressStatus { node, address, conditions } = status;
-        // To the second, as the API server's own times.
-        let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
-        let known = |kind: &str| stored.status["conditions"].as_array()?.iter().find(|one| one["type"] == kind);
-        let conditions: Vec<Value> = conditions
-            .iter()
-            .map(|one| {
-                let text = if one.status { "True" } else { "False" };
-                // The time of the last change of the status alone.
-                let since =
-                    known(one.kind).filter(|known| known["status"] == text).map(|known| &known["lastTransitionTime"]);
-                let since = since.filter(|since| since.is_string()).cloned().unwrap_or_else(|| json!(now));
-                json!({"type": one.kind, "status": text, "reason": one.reason, "message": one.message,
-                       "lastTransitionTime": since})
-            })
-            .collect();
+        let conditions = condition_values(conditions, &stored.status);
         let said = |field: &str| stored.status[field].as_str().unwrap_or_default();
         let known = stored.status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
         if (said("egressNode"), said("egressIP"), known) == (node.as_str(), address.as_str(), conditions.as_slice()) {

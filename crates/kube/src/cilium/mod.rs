@@ -15,8 +15,7 @@ use std::net::IpAddr;
 
 use futures::{Stream, StreamExt, stream};
 use ipnet::IpNet;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch};
 use kube::{Client, ResourceExt};
 use serde::Deserialize;
@@ -24,10 +23,10 @@ use serde_json::{Value, json};
 
 use crate::api_outage::ApiOutages;
 use crate::assignments::{StoredAssignment, ignored, patch_params, put};
-use crate::convert::created;
+use crate::convert::{MOST_OF_PROBLEM, created};
 use crate::crd::{AddressesOf, egress_assignment_resource, gateway_policy_resource};
 use crate::policy::selector;
-use crate::policy::status::WriteError;
+use crate::policy::status::{WriteError, condition_values};
 use crate::post_params;
 use crate::watches::{config, updates};
 use egress_core::cilium::{
@@ -38,6 +37,7 @@ use egress_core::keys;
 use egress_core::model::policy::SourceKind;
 use egress_core::model::state::{Family, family_of};
 use egress_core::model::view::Update;
+use egress_core::text::quoted;
 
 /// Cilium's label of a pod's namespace in the labels of the pod.
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -110,7 +110,7 @@ pub(crate) fn policy(object: &DynamicObject) -> StoredGatewayPolicy {
         excluded: Vec::new(),
         gateways: Vec::new(),
     };
-    stored.object.spec = request(spec, &mut stored);
+    stored.object.spec = request(spec, &mut stored).map_err(|why| quoted(&why, MOST_OF_PROBLEM).into_owned());
     stored
 }
 
@@ -175,13 +175,11 @@ pub(crate) fn rule_selector(one: &Value) -> Result<Value, String> {
     for (key, value) in pods.match_labels.into_iter().flatten() {
         match namespace_label(&key)? {
             // Both must hold, so a second one for a key is an expression.
-            Some(key) => namespaces.match_expressions.get_or_insert_default().push(
-                k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
-                    key,
-                    operator: "In".to_owned(),
-                    values: Some(vec![value]),
-                },
-            ),
+            Some(key) => namespaces.match_expressions.get_or_insert_default().push(LabelSelectorRequirement {
+                key,
+                operator: "In".to_owned(),
+                values: Some(vec![value]),
+            }),
             None => drop(of_pods.match_labels.get_or_insert_default().insert(key, value)),
         }
     }
@@ -216,10 +214,6 @@ fn namespace_label(key: &str) -> Result<Option<String>, String> {
 }
 
 impl StoredGatewayPolicy {
-    pub fn generation(&self) -> Option<i64> {
-        self.generation
-    }
-
     /// The rule in the assignment of an address, or in the one without an address.
     fn rule(&self, name: &str, families: &BTreeSet<Family>, among: &BTreeSet<IpAddr>) -> Value {
         let of_family = |nets: &[IpNet]| -> Vec<IpNet> {
@@ -279,17 +273,9 @@ impl CiliumWriter {
 
 /// A status as it is written, with the times of conditions that have not changed.
 pub fn status_value(status: &GatewayOutcome, policy: &StoredGatewayPolicy, stored: Option<&Value>) -> Value {
-    // To the second, as the API server's own times.
-    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
-    let known = |kind: &str| stored?["conditions"].as_array()?.iter().find(|one| one["type"] == kind);
-    let conditions = status.conditions.iter().map(|one| {
-        let text = if one.status { "True" } else { "False" };
-        let since = known(one.kind).filter(|known| known["status"] == text).map(|known| &known["lastTransitionTime"]);
-        let since = since.filter(|since| since.is_string()).cloned().unwrap_or_else(|| json!(now));
-        json!({"type": one.kind, "status": text, "reason": one.reason, "message": one.message, "lastTransitionTime": since})
-    });
+    let conditions = condition_values(&status.conditions, stored.unwrap_or(&Value::Null));
     let gateways = status.gateways.iter().map(|(node, addresses)| json!({"node": node, "addresses": addresses}));
-    let (conditions, gateways): (Vec<_>, Vec<_>) = (conditions.collect(), gateways.collect());
+    let gateways: Vec<_> = gateways.collect();
     let nodes = status.gateways.keys().map(String::as_str).collect::<Vec<_>>().join(",");
     let mut value = json!({"nodes": nodes, "gateways": gateways, "conditions": conditions});
     if let (Some(generation), Some(fields)) = (policy.generation, value.as_object_mut()) {

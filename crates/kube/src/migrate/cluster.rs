@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, TypeMeta};
 use kube::core::GroupVersionKind;
 use kube::{Client, Error, ResourceExt};
@@ -10,6 +11,7 @@ use tokio::time::timeout;
 
 use super::EgressSystem;
 use crate::admin::RequestError;
+use crate::{antrea, crd};
 
 /// Objects per list request.
 const PAGE: u32 = 500;
@@ -18,28 +20,26 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// In `managedFields`.
 const MANAGER: &str = "egress-agent-migrate";
 
-/// The kinds of each system, with their plurals.
+/// The kinds of each system.
 fn resources(system: EgressSystem) -> Vec<ApiResource> {
-    let of = |group: &str, version: &str, kind: &str, plural: &str| {
-        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
+    let of_sdn = |kind: &str, plural: &str| {
+        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("network.openshift.io", "v1", kind), plural)
     };
     match system {
-        EgressSystem::Antrea => vec![
-            of("crd.antrea.io", "v1beta1", "ExternalIPPool", "externalippools"),
-            of("crd.antrea.io", "v1beta1", "Egress", "egresses"),
-        ],
-        EgressSystem::Cilium => {
-            vec![of("cilium.io", "v2", "CiliumEgressGatewayPolicy", "ciliumegressgatewaypolicies")]
+        EgressSystem::Antrea => vec![antrea::pool_resource(), crd::egress_resource()],
+        EgressSystem::Cilium => vec![crd::gateway_policy_resource()],
+        EgressSystem::OpenShiftSdn => {
+            vec![of_sdn("HostSubnet", "hostsubnets"), of_sdn("NetNamespace", "netnamespaces")]
         }
-        EgressSystem::OpenShiftSdn => vec![
-            of("network.openshift.io", "v1", "HostSubnet", "hostsubnets"),
-            of("network.openshift.io", "v1", "NetNamespace", "netnamespaces"),
-        ],
-        EgressSystem::OvnKubernetes => vec![
-            of("k8s.ovn.org", "v1", "EgressIP", "egressips"),
-            of("k8s.ovn.org", "v1", "EgressService", "egressservices"),
-        ],
+        EgressSystem::OvnKubernetes => vec![crd::egressip_resource(), crd::egress_service_resource()],
     }
+}
+
+/// Of the kinds that are written.
+fn resource(kind: &str) -> ApiResource {
+    let systems = [EgressSystem::Antrea, EgressSystem::Cilium, EgressSystem::OvnKubernetes];
+    let found = systems.into_iter().flat_map(resources).find(|resource| resource.kind == kind);
+    found.unwrap_or_else(|| ApiResource::erase::<Node>(&()))
 }
 
 /// All objects of a system. Kinds that the cluster does not have are none.
@@ -75,9 +75,7 @@ pub async fn apply(client: &Client, object: &Value) -> Result<(), RequestError> 
     let object: DynamicObject = serde_json::from_value(object.clone())
         .map_err(|error| RequestError::Answered { what, source: Error::SerdeError(error) })?;
     let types = object.types.clone().unwrap_or_default();
-    let plural = plural(&types.kind);
-    let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
-    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, &types.kind), &plural);
+    let resource = resource(&types.kind);
     let api: Api<DynamicObject> = match object.namespace() {
         Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
@@ -86,14 +84,5 @@ pub async fn apply(client: &Client, object: &Value) -> Result<(), RequestError> 
     match timeout(TIMEOUT, api.patch(&object.name_any(), &params, &Patch::Apply(&object))).await {
         Ok(answer) => answer.map(drop).map_err(|source| RequestError::Answered { what, source }),
         Err(_) => Err(RequestError::Unanswered { what }),
-    }
-}
-
-/// Of the kinds that are written.
-fn plural(kind: &str) -> String {
-    match kind {
-        "Egress" => "egresses".to_owned(),
-        "CiliumEgressGatewayPolicy" => "ciliumegressgatewaypolicies".to_owned(),
-        other => format!("{}s", other.to_lowercase()),
     }
 }

@@ -113,7 +113,9 @@ pub fn migrate(objects: &[DynamicObject], from: EgressSystem, to: MigrationTarge
             migration.objects.push(kept(object, from, to));
         } else {
             let request = sources::read(object, from, &by_age);
-            migration.objects.extend(request.map(|request| targets::write(request, to)));
+            migration
+                .objects
+                .extend(request.map(|request| request.map_or_else(|done| done, |one| targets::write(one, to))));
         }
     }
     migration
@@ -202,8 +204,6 @@ struct MigrationRequest {
     sources: RequestedSources,
     /// `None`: all.
     destinations: Option<RequestedDestinations>,
-    /// What it becomes beside.
-    nodes: Vec<Value>,
     notes: Vec<MigrationNote>,
 }
 

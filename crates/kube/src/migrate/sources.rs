@@ -4,7 +4,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use super::{
-    EgressSystem, MigrationNote, MigrationRequest, PodSelectors, RequestedDestinations, RequestedGateway,
+    EgressSystem, Migrated, MigrationNote, MigrationRequest, PodSelectors, RequestedDestinations, RequestedGateway,
     RequestedSources, kind, named,
 };
 use crate::cilium;
@@ -49,27 +49,35 @@ pub(super) fn unserved(object: &DynamicObject, system: EgressSystem) -> Vec<Migr
     notes
 }
 
-/// What an object asks for. `None` for one that asks for nothing and needs no word.
-pub(super) fn read(object: &DynamicObject, system: EgressSystem, all: &[&DynamicObject]) -> Option<MigrationRequest> {
+/// What an object asks for; an error is one that asks for no addresses, and what becomes of it. `None` for one that needs no word.
+pub(super) fn read(
+    object: &DynamicObject,
+    system: EgressSystem,
+    all: &[&DynamicObject],
+) -> Option<Result<MigrationRequest, Migrated>> {
     let mut request = MigrationRequest {
         from: named(object),
         name: object.metadata.name.clone().unwrap_or_default(),
         selectors: Vec::new(),
         sources: RequestedSources::Free(Vec::new(), Vec::new()),
         destinations: None,
-        nodes: Vec::new(),
         notes: Vec::new(),
     };
     match (system, kind(object)) {
         (EgressSystem::Antrea, "Egress") => egress(object, all, &mut request),
-        (EgressSystem::Cilium, _) => gateway_policy(object, &mut request),
+        (EgressSystem::Cilium, _) => {
+            if let Err(why) = gateway_policy(object, &mut request) {
+                let notes = vec![MigrationNote::Loses(format!("it cannot be read: {why}"))];
+                return Some(Err(Migrated { from: request.from, becomes: Vec::new(), notes }));
+            }
+        }
         (EgressSystem::OpenShiftSdn, "NetNamespace") => net_namespace(object, &mut request)?,
-        (EgressSystem::OpenShiftSdn, "HostSubnet") => host_subnet(object, &mut request)?,
+        (EgressSystem::OpenShiftSdn, "HostSubnet") => return host_subnet(object).map(Err),
         (EgressSystem::OvnKubernetes, "EgressIP") => egress_ip(object, &mut request),
         // Its Egresses say what becomes of it.
         _ => return None,
     }
-    Some(request)
+    Some(Ok(request))
 }
 
 fn texts(value: &Value) -> Vec<String> {
@@ -128,14 +136,11 @@ fn egress(object: &DynamicObject, all: &[&DynamicObject], request: &mut Migratio
     request.sources = RequestedSources::Free(addresses, nodes);
 }
 
-fn gateway_policy(object: &DynamicObject, request: &mut MigrationRequest) {
+fn gateway_policy(object: &DynamicObject, request: &mut MigrationRequest) -> Result<(), String> {
     let spec = &object.data["spec"];
-    if let Err(why) = cilium::policy(object).object.spec {
-        request.notes.push(MigrationNote::Loses(format!("it cannot be read: {why}")));
-        return;
-    }
+    cilium::policy(object).object.spec?;
     for one in spec["selectors"].as_array().into_iter().flatten() {
-        let Ok(read) = cilium::rule_selector(one) else { continue };
+        let read = cilium::rule_selector(one)?;
         let nodes = (!read["nodes"].is_null()).then(|| read["nodes"].clone());
         request.selectors.push(PodSelectors {
             namespaces: read["namespaces"].clone(),
@@ -160,6 +165,7 @@ fn gateway_policy(object: &DynamicObject, request: &mut MigrationRequest) {
         address: text(&one["egressIP"]),
     };
     request.sources = RequestedSources::OfNodes(gateways.iter().map(gateway).collect());
+    Ok(())
 }
 
 /// Its fields are not in a spec.
@@ -179,23 +185,20 @@ fn net_namespace(object: &DynamicObject, request: &mut MigrationRequest) -> Opti
     Some(())
 }
 
-fn host_subnet(object: &DynamicObject, request: &mut MigrationRequest) -> Option<()> {
+/// A label of the node.
+fn host_subnet(object: &DynamicObject) -> Option<Migrated> {
     let (addresses, networks) = (texts(&object.data["egressIPs"]), texts(&object.data["egressCIDRs"]));
     if addresses.is_empty() && networks.is_empty() {
         return None;
     }
-    let host = object.data["host"].as_str().map_or_else(|| request.name.clone(), str::to_owned);
+    let host = object.data["host"].as_str().or(object.metadata.name.as_deref()).unwrap_or_default();
     let node =
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": host, "labels": {keys::ASSIGNABLE: ""}}});
-    request.nodes.push(node);
-    if !networks.is_empty() {
-        let what = "egressCIDRs: the node can host any address of its networks";
-        request.notes.push(MigrationNote::Changes(what.to_owned()));
-    } else {
-        let what = "egressIPs: no address is bound to the node, the leader chooses one with the label";
-        request.notes.push(MigrationNote::Changes(what.to_owned()));
-    }
-    Some(())
+    let what = match networks.is_empty() {
+        true => "egressIPs: no address is bound to the node, the leader chooses one with the label",
+        false => "egressCIDRs: the node can host any address of its networks",
+    };
+    Some(Migrated { from: named(object), becomes: vec![node], notes: vec![MigrationNote::Changes(what.to_owned())] })
 }
 
 fn egress_ip(object: &DynamicObject, request: &mut MigrationRequest) {

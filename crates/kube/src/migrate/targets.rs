@@ -10,13 +10,7 @@ use egress_core::keys;
 
 /// What a request becomes there.
 pub(super) fn write(request: MigrationRequest, to: MigrationTarget) -> Migrated {
-    let MigrationRequest { from, nodes, mut notes, .. } = request.clone();
-    // A node's label alone, or nothing that could be read.
-    let is_of_node = !nodes.is_empty();
-    let is_unread = request.selectors.is_empty() && notes.iter().any(|note| matches!(note, MigrationNote::Loses(_)));
-    if is_of_node || is_unread {
-        return Migrated { from, becomes: nodes, notes };
-    }
+    let MigrationRequest { from, mut notes, .. } = request.clone();
     if request.selectors.is_empty() {
         notes.push(MigrationNote::Loses("it selects no pods, so it becomes nothing".to_owned()));
         return Migrated { from, becomes: Vec::new(), notes };
@@ -38,6 +32,15 @@ pub(super) fn write(request: MigrationRequest, to: MigrationTarget) -> Migrated 
 /// The addresses of nodes that are named.
 fn named_addresses(gateways: &[RequestedGateway]) -> Option<Vec<String>> {
     gateways.iter().map(|gateway| gateway.address.clone()).collect()
+}
+
+/// The nodes of one selector, or those with the label.
+fn first_or_labelled(selectors: &[Value], notes: &mut Vec<MigrationNote>) -> Value {
+    for other in selectors.iter().skip(1) {
+        notes.push(MigrationNote::Loses(format!("nodes: those that {other} selects too")));
+    }
+    let labelled = || json!({"matchExpressions": [{"key": keys::ASSIGNABLE, "operator": "Exists"}]});
+    selectors.first().cloned().unwrap_or_else(labelled)
 }
 
 fn has_conditions(selector: &Value) -> bool {
@@ -98,10 +101,7 @@ fn egresses(request: &MigrationRequest, notes: &mut Vec<MigrationNote>) -> Resul
         return Err("selectors.nodeSelector: an Egress selects pods of all nodes".to_owned());
     }
     let (addresses, pool_nodes) = match &request.sources {
-        RequestedSources::Free(addresses, selectors) => {
-            let labelled = json!({"matchExpressions": [{"key": keys::ASSIGNABLE, "operator": "Exists"}]});
-            (addresses.clone(), Some(selectors.first().cloned().unwrap_or(labelled)))
-        }
+        RequestedSources::Free(addresses, selectors) => (addresses.clone(), Some(first_or_labelled(selectors, notes))),
         RequestedSources::OfNodes(gateways) => {
             let addresses = named_addresses(gateways)
                 .ok_or("its address is that of a gateway, and an Egress names an address: name one")?;
@@ -149,8 +149,7 @@ fn gateway_policies(request: &MigrationRequest, notes: &mut Vec<MigrationNote>) 
             return Err("it has no address yet: run this on the cluster, or name one".to_owned());
         }
         RequestedSources::Free(addresses, selectors) => {
-            let labelled = json!({"matchExpressions": [{"key": keys::ASSIGNABLE, "operator": "Exists"}]});
-            let nodes = selectors.first().cloned().unwrap_or(labelled);
+            let nodes = first_or_labelled(selectors, notes);
             for address in addresses {
                 let what =
                     format!("{address}: put it on an interface of the gateway; nothing moves it when the node is lost");

@@ -111,6 +111,23 @@ fn an_egress_becomes_an_egress_ip() {
     let text = "{apiVersion: crd.antrea.io/v1beta1, kind: Egress, metadata: {name: a}, spec: {appliedTo: {}, egressIP: 10.0.0.1}}";
     let nothing = migrated(text, EgressSystem::Antrea, MigrationTarget::System(EgressSystem::Cilium));
     assert_eq!(nothing[0].notes, [Loses("it selects no pods, so it becomes nothing".into())]);
+    let text = text.replace("egressIP: 10.0.0.1", "egressIP: 10.0.0.1, bandwidth: {rate: 1M, burst: 1M}");
+    let nothing = migrated(&text, EgressSystem::Antrea, MigrationTarget::System(EgressSystem::Cilium));
+    assert_eq!(nothing[0].notes.len(), 2, "{nothing:?}");
+    // Two pools whose nodes one gateway cannot select.
+    let text = "
+{apiVersion: crd.antrea.io/v1beta1, kind: ExternalIPPool, metadata: {name: p}, spec: {ipRanges: [], nodeSelector: {matchLabels: {a: b}}}}
+---
+{apiVersion: crd.antrea.io/v1beta1, kind: ExternalIPPool, metadata: {name: q}, spec: {ipRanges: [], nodeSelector: {matchLabels: {c: d}}}}
+---
+{apiVersion: crd.antrea.io/v1beta1, kind: Egress, metadata: {name: a}, spec: {appliedTo: {podSelector: {}}, egressIPs: [10.0.0.1, 10.0.0.2], externalIPPools: [p, q]}}
+";
+    let two = migrated(text, EgressSystem::Antrea, MigrationTarget::System(EgressSystem::Cilium));
+    assert_eq!(two[0].becomes[0]["spec"]["egressGateways"].as_array().map(Vec::len), Some(2));
+    assert!(
+        two[0].notes.contains(&Loses(r#"nodes: those that {"matchLabels":{"c":"d"}} selects too"#.into())),
+        "{two:?}"
+    );
 }
 
 const CILIUM: &str = "

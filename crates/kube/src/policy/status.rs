@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::jiff::Timestamp;
 use kube::Error;
+use serde_json::{Value, json};
 
 use crate::error_text::ErrorText;
 use egress_core::model::policy::Item;
@@ -20,6 +22,21 @@ pub struct DesiredStatus {
     /// `None` while it is not known.
     pub selected_pods: Option<u32>,
     pub conditions: Vec<DesiredCondition>,
+}
+
+/// Conditions as an object's status has them, with the times of those whose status has not changed.
+pub(crate) fn condition_values(conditions: &[DesiredCondition], stored: &Value) -> Vec<Value> {
+    // To the second, as the API server's own times.
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
+    let known = |kind: &str| stored["conditions"].as_array()?.iter().find(|one| one["type"] == kind);
+    let value = |one: &DesiredCondition| {
+        let text = if one.status { "True" } else { "False" };
+        let since = known(one.kind).filter(|known| known["status"] == text).map(|known| &known["lastTransitionTime"]);
+        let since = since.filter(|since| since.is_string()).cloned().unwrap_or_else(|| json!(now));
+        json!({"type": one.kind, "status": text, "reason": one.reason, "message": one.message,
+               "lastTransitionTime": since})
+    };
+    conditions.iter().map(value).collect()
 }
 
 #[derive(Debug, thiserror::Error)]
