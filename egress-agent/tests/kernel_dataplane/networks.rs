@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use egress_core::networks::{NetworkUse, RoutedNetworks, RoutingTables};
 use egress_core::plan::executor::Executor;
+use egress_datapath::Dataplane;
 use egress_datapath::names::NFT_NETWORKS;
-use egress_datapath::{Dataplane, cleanup};
 
 use crate::actions::addr;
-use crate::node::{on_node, output, within};
+use crate::node::{clean, on_node, output, within};
 
 const BALANCERS: [&str; 2] = ["192.0.2.1", "2001:db8:2::1"];
 const POD: &str = "10.244.1.10";
@@ -106,7 +106,7 @@ fn a_former_agents_rules_go_and_removed_ones_come_back() {
             within(Duration::from_secs(15), "they are back", || rules() == whole && has_table()).await;
         }
         drop(dataplane);
-        cleanup(&node.settings()).await.expect("a report");
+        assert_eq!(clean(&node.settings()).await, Vec::<String>::new());
         assert_eq!((rules(), has_table()), (vec![], false));
     });
 }
