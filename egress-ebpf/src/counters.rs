@@ -33,15 +33,24 @@ pub fn verdict(verdict: Verdict, bytes: u32) {
 /// Changes the counters of an egress IP; the first packet creates them.
 #[inline(always)]
 pub fn egress_ip(egress_id: u32, change: impl Fn(&mut EipCount)) {
-    if let Some(count) = EIP_COUNTERS.get_ptr_mut(egress_id) {
+    // A full map loses a count, never a packet.
+    if let Some(count) = EIP_COUNTERS.get_ptr_mut(egress_id).or_else(|| begun(egress_id)) {
         // SAFETY: as in `verdict`.
         change(unsafe { &mut *count });
-        return;
     }
-    let mut first = EipCount::default();
-    change(&mut first);
-    // A full map loses a count, never a packet.
-    let _full = EIP_COUNTERS.insert(egress_id, first, BPF_NOEXIST.into());
+}
+
+/// New counters. The insertion is out of line, because its value would be in the frames of all callers.
+#[inline(always)]
+fn begun(egress_id: u32) -> Option<*mut EipCount> {
+    begin(egress_id);
+    EIP_COUNTERS.get_ptr_mut(egress_id)
+}
+
+#[inline(never)]
+fn begin(egress_id: u32) {
+    // Another CPU may have created them first.
+    let _taken = EIP_COUNTERS.insert(egress_id, EipCount::default(), BPF_NOEXIST.into());
 }
 
 /// Counts a new flow without a NAT entry for its egress IP too.

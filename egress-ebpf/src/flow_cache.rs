@@ -26,11 +26,16 @@ use crate::maps::{self, fence, run_ns};
 use crate::packet::Packet;
 use crate::rewrite::{CachedRewrite, Macs};
 use crate::workspace::{self, Found, Run, Workspace};
-use crate::{Outcome, counters, lease, overlay};
+use crate::{Outcome, counters, lease, overlay, pace};
 
 /// Lifetime of an entry (ns). Together with the granularity of `alive`, an entry of `nat` or `flows` appears idle for
 /// less than half a second too long. Timeouts are whole seconds.
 const LIFE_NS: u64 = 1 << 27;
+
+const _: () = assert!(size_of::<CacheEntry>() == 128, "two cache lines");
+/// A bit beside the verdict of a packet that leaves: a bandwidth limit applies to it, which `pace` knows.
+const LIMITED: u16 = 1 << 15;
+const _: () = assert!(Verdict::SLOTS <= LIMITED as usize);
 
 /// A power of two.
 const PLACES: u32 = 4096;
@@ -47,6 +52,7 @@ static FLOW_CACHE_USE: PerCpuArray<FlowCacheUse, 1> = PerCpuArray::new();
 #[repr(C)]
 pub struct CacheEntry {
     key: Tuple,
+    /// And [`LIMITED`].
     verdict: u16,
     /// Hash of the last packet that missed here.
     missed: u16,
@@ -168,14 +174,15 @@ fn repeat<const AT: u8>(
         return None;
     }
     let is = |verdict: Verdict| u32::from(cached.verdict) == verdict.index();
+    let leaves_by = |verdict: Verdict| u32::from(cached.verdict & !LIMITED) == verdict.index();
     let fits = run.wire_length() <= u32::from(cached.mtu);
     let fits_outer =
         || fits && overlay::is_short(run, &cached.node) && (headers.l4 == L4::Tcp || packet.gso_size() == 0);
     let is_expected_here = || packet.ifindex() == u32::from(cached.came_by);
     Some(match AT {
-        at::FROM_POD if is(Verdict::SnatHere) && fits => out(run, cached, Verdict::SnatHere),
+        at::FROM_POD if leaves_by(Verdict::SnatHere) && fits => out(run, cached, Verdict::SnatHere),
         at::FROM_POD if is(Verdict::ToGateway) && fits_outer() => to_node(run, cached, route, Verdict::ToGateway),
-        at::FROM_OVERLAY if is(Verdict::SnatForNode) && fits && is_from(cached, outer) => {
+        at::FROM_OVERLAY if leaves_by(Verdict::SnatForNode) && fits && is_from(cached, outer) => {
             out(run, cached, Verdict::SnatForNode)
         }
         at::FROM_OVERLAY if is(Verdict::ReplyDelivered) && fits && is_from(cached, outer) => deliver(run, cached),
@@ -225,6 +232,11 @@ fn mix(tuple: &Tuple) -> u32 {
 /// The gateway is this node.
 #[inline(always)]
 fn out(run: &Run<'_>, cached: &CacheEntry, verdict: Verdict) -> Outcome {
+    if cached.verdict & LIMITED != 0
+        && let Err(verdict) = pace::admit(run, cached.egress_id, cached.ifindex)
+    {
+        return Outcome::done(verdict);
+    }
     let result = send(run, cached, End::Source, takes_hop(verdict));
     if result.is_ok() {
         counters::out(cached.egress_id, run.packet.len() as u32);
@@ -340,8 +352,17 @@ pub fn store_translated(run: &Run<'_>, outcome: Outcome, route: &Route) {
     if let Some(cached) = begin_route(run, verdict, nat_entry.egress_id, &nat_entry.source_node, route, route.mtu) {
         cached.rewrite.set(run.headers, &rewrite, takes_hop(verdict));
         if verdict != Verdict::ReplyHere {
-            cached.until_ns = cached.until_ns.min(run_ns().saturating_add(lease::left_ns()));
+            restrict(run, cached);
         }
+    }
+}
+
+/// Of a packet that leaves: it ends with the lease, and notes a bandwidth limit. Out of line for its frame.
+#[inline(never)]
+fn restrict(run: &Run<'_>, cached: &mut CacheEntry) {
+    cached.until_ns = cached.until_ns.min(run_ns().saturating_add(lease::left_ns()));
+    if pace::is_limited(run, cached.egress_id) {
+        cached.verdict |= LIMITED;
     }
 }
 

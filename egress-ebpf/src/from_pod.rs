@@ -30,7 +30,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace, _: Fast
     if let Err(why) = parse(packet, &mut workspace.headers, Direction::Egress) {
         return Some(Outcome::done(decide::from_pod::unread(why, &packet)));
     }
-    if packet.is_completed_elsewhere(&workspace.headers) {
+    if packet.is_completed_elsewhere(&workspace.headers, config.packet_layout) {
         return Some(Outcome::done(Verdict::Malformed));
     }
     flow_cache::serve::<{ at::FROM_POD }>(packet, config, workspace)

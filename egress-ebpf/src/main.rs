@@ -33,6 +33,7 @@ mod log;
 mod maps;
 mod nat;
 mod overlay;
+mod pace;
 mod packet;
 mod rewrite;
 mod to_netdev;

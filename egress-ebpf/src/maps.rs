@@ -374,6 +374,11 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn has_random_ports(&self) -> bool {
+        config().is_some_and(|config| config.random_ports != 0)
+    }
+
+    #[inline(always)]
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         nat::has_quota(pod, egress_id, held)
     }

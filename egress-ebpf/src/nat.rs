@@ -19,7 +19,7 @@ use crate::flow_cache;
 use crate::maps::{self, EXPOSED, Maps, NAT, SHARES, claimed};
 use crate::rewrite::rewrite;
 use crate::workspace::{Found, Run, WORKSPACE, found};
-use crate::{Outcome, counters};
+use crate::{Outcome, counters, pace};
 
 // The searches for a NAT entry are out of line, so that their frames share the stack with those of later calls. The
 // entry and its address are in the workspace.
@@ -91,7 +91,7 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, route: &mut Route) -> Outcome {
     Outcome::redirected(verdict, result)
 }
 
-/// Finds the route of a packet that has a NAT entry. Out of line for its frame.
+/// Finds the route of a packet that has a NAT entry, and counts it towards its bandwidth limit. Out of line for its frame.
 #[inline(never)]
 fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
     let Some(Found { nat_entry, owned, .. }) = found() else { return Err(Verdict::BadState) };
@@ -115,7 +115,9 @@ fn route_out(run: &Run<'_>, route: &mut Route) -> Result<(), Verdict> {
         fib::resolve_route(run, &lookup, route)
     } else {
         fib::resolve_further_route(run, &lookup, owned.mac, route)
-    }
+    }?;
+    // One that is too long does not leave.
+    if run.wire_length() > route.mtu { Ok(()) } else { pace::admit(run, nat_entry.egress_id, route.ifindex) }
 }
 
 /// Insert-if-absent of one key of a NAT entry, built in this CPU's workspace.

@@ -7,17 +7,18 @@
 
 use core::arch::asm;
 use core::ffi::c_void;
-use core::mem::offset_of;
+use core::mem::{MaybeUninit, offset_of};
 use core::ptr;
 
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{
-    bpf_clone_redirect, bpf_csum_diff, bpf_csum_update, bpf_l4_csum_replace, bpf_loop, bpf_skb_adjust_room,
-    bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
+    bpf_clone_redirect, bpf_csum_diff, bpf_csum_update, bpf_l4_csum_replace, bpf_loop, bpf_probe_read_kernel,
+    bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
+    bpf_skb_vlan_pop,
 };
 use aya_ebpf::programs::TcContext;
-use egress_common::abi::Config;
+use egress_common::abi::{Config, PacketLayout};
 use egress_common::wire::{ETH_LEN, Frame, Headers, L3, PROTO_TCP, PROTO_UDP, csum, ethertype, ipv4, ipv6};
 
 use crate::fragment::Rest;
@@ -476,17 +477,33 @@ impl Packet {
     /// Whether a device will write a checksum before the transport checksum. A pod's packet socket sets the offset
     /// (`PACKET_VNET_HDR`), and the device writes after all hooks, into an address or port that was checked here.
     ///
-    /// No field shows the offset, but the kernel refuses to truncate a packet before it. If it does not refuse, the
-    /// packet is truncated, so the caller drops it. Out of line, since all packets of pods pass here.
+    /// No field of the context shows the place, so it is read from the kernel's own structure. Out of line, since all packets
+    /// of pods pass here.
     #[inline(never)]
-    pub fn is_completed_elsewhere(self, headers: &Headers) -> bool {
-        const EINVAL: i64 = -22;
-        if self.is_partial(L3) != Some(true) {
-            return false;
-        }
-        // SAFETY: the context is the program's own.
-        let refused = unsafe { bpf_skb_change_tail(self.skb(), headers.checksum_end() - 1, 0) };
-        refused != EINVAL
+    pub fn is_completed_elsewhere(self, headers: &Headers, layout: PacketLayout) -> bool {
+        self.is_partial(L3) == Some(true)
+            && self.partial_checksum_end(layout).is_none_or(|end| end < headers.checksum_end() as i32)
+    }
+
+    /// Where a partial checksum ends, from the start of the frame (`skb_checksum_start_offset` and two bytes after
+    /// `csum_offset`).
+    #[inline(always)]
+    fn partial_checksum_end(self, layout: PacketLayout) -> Option<i32> {
+        let [start, offset]: [u16; 2] = self.read_kernel(layout.checksum)?;
+        let [head, data]: [u64; 2] = self.read_kernel(layout.head)?;
+        let headroom = data.wrapping_sub(head) as i32;
+        Some(i32::from(start) - headroom + i32::from(offset) + 2)
+    }
+
+    /// Reads the kernel's structure of the packet, to which the context points.
+    #[inline(always)]
+    fn read_kernel<T>(self, offset: u16) -> Option<T> {
+        let mut value = MaybeUninit::<T>::uninit();
+        let from = (self.skb() as usize + usize::from(offset)) as *const c_void;
+        // SAFETY: the helper writes as many bytes as `value` has, or fails; any address may be read by it.
+        let result = unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, from) };
+        // SAFETY: it has been written, with integers.
+        if result == 0 { Some(unsafe { value.assume_init() }) } else { None }
     }
 
     /// Clears the kernel's request for a device to complete the transport checksum. The kernel clears it when the start

@@ -50,6 +50,17 @@ pub struct EgressRequest {
     pub applied_to: Option<Selects>,
     /// One, or one for each pool of `externalIPPools`.
     pub addresses: Vec<RequestedAddress>,
+    /// Of all its pods together.
+    pub bandwidth: Option<Bandwidth>,
+}
+
+/// A bandwidth limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bandwidth {
+    /// Bits per second.
+    pub rate: u64,
+    /// Bits that are sent at once after a pause.
+    pub burst: u64,
 }
 
 /// An address, a pool to take it from, or both.
@@ -534,7 +545,7 @@ mod tests {
 
     fn egress(created: i64, address: Option<&str>, pool: Option<&str>) -> EgressObject {
         let one = RequestedAddress { address: address.map(ip), pool: pool.map(str::to_owned) };
-        let spec = EgressRequest { applied_to: None, addresses: vec![one] };
+        let spec = EgressRequest { applied_to: None, addresses: vec![one], bandwidth: None };
         EgressObject { uid: format!("u{created}"), created, served: None, size: 0, spec: Ok(spec) }
     }
 
@@ -705,7 +716,7 @@ mod tests {
                 address: address.map(ip),
                 pool: Some(pool.into()),
             };
-            let spec = EgressRequest { applied_to: None, addresses: pools.map(one).collect() };
+            let spec = EgressRequest { applied_to: None, addresses: pools.map(one).collect(), bandwidth: None };
             EgressObject { uid: "u".into(), created, served: None, size: 0, spec: Ok(spec) }
         };
         all.egresses.insert("a".into(), both(1, [Some("172.18.0.101"), None]));
@@ -736,7 +747,8 @@ mod tests {
         all.pools.insert("q".into(), pool(2, &[range("172.18.1.1", "172.18.1.1")]));
         for created in 2..5 {
             let one = |pool: &str| RequestedAddress { address: None, pool: Some(pool.into()) };
-            let spec = EgressRequest { applied_to: None, addresses: vec![one("p"), one("p"), one("q")] };
+            let spec =
+                EgressRequest { applied_to: None, addresses: vec![one("p"), one("p"), one("q")], bandwidth: None };
             let object = EgressObject { uid: "u".into(), created, served: None, size: 0, spec: Ok(spec) };
             all.egresses.insert(format!("both{created}"), object);
         }
@@ -759,7 +771,7 @@ mod tests {
                         .then(|| ip(random.one_of(&["172.18.0.100", "172.18.1.2", "10.0.0.1"]))),
                     pool: Some(random.one_of(&["p", "q", "q", "none"]).to_owned()),
                 });
-                let spec = EgressRequest { applied_to: None, addresses: addresses.collect() };
+                let spec = EgressRequest { applied_to: None, addresses: addresses.collect(), bandwidth: None };
                 let object = EgressObject {
                     uid: format!("u{created}"),
                     created: created % 3,

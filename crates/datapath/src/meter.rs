@@ -167,6 +167,7 @@ pub fn sum_of_egress_ip(of_cpus: &[EipCount]) -> EipCount {
         ingress_bytes: sum.ingress_bytes + count.ingress_bytes,
         nat_entries: sum.nat_entries + count.nat_entries,
         refusals: sum.refusals + count.refusals,
+        limited: sum.limited + count.limited,
     })
 }
 

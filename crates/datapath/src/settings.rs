@@ -55,6 +55,8 @@ pub struct Settings {
     pub inbound_entries: u32,
     /// Whether hosts outside reach pods by the pods' own addresses.
     pub direct_routing: bool,
+    /// Whether new flows to egress IPs get a random port.
+    pub random_ports: bool,
     /// Whether the programs encapsulate and decapsulate simple packets. The device does it for all others, and for all
     /// packets if this is off.
     pub overlay_in_program: bool,
@@ -81,6 +83,7 @@ impl Settings {
             quotas: Quotas::DEFAULT,
             inbound_entries: names::DEFAULT_INBOUND_ENTRIES,
             direct_routing: false,
+            random_ports: false,
             overlay_in_program: true,
             attachment: None,
             initial_state: None,

@@ -193,6 +193,9 @@ pub struct EgressAssignmentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "plain_selectors")]
     pub candidates: Option<Vec<LabelSelector>>,
+    /// What the pods together may send by each gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<AssignedBandwidth>,
     /// The routing table that the pods' packets and answers to the Service's clients follow, on the node where they leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "text")]
@@ -201,6 +204,17 @@ pub struct EgressAssignmentSpec {
     #[serde(default, rename = "sourceIPBy", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "source_ip_by")]
     pub source_ip_by: Option<SourceIpBy>,
+}
+
+/// A bandwidth limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AssignedBandwidth {
+    /// Bits per second.
+    #[schemars(extend("format" = "int64", "minimum" = 1, "maximum" = i64::MAX))]
+    pub rate: u64,
+    /// Bits that are sent at once after a pause.
+    #[schemars(extend("format" = "int64", "minimum" = 0, "maximum" = i64::MAX))]
+    pub burst: u64,
 }
 
 /// What else the addresses are used for.

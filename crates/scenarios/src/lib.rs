@@ -8,6 +8,7 @@ pub mod faults;
 pub mod nodes;
 pub mod paths;
 mod prelude;
+mod received;
 pub mod soak;
 pub mod story;
 

@@ -96,6 +96,10 @@ pub(super) struct RunArgs {
     /// Services, and host ports, count
     #[arg(long, env = "EGRESS_AGENT_DIRECT_ROUTING", help_heading = "The cluster's networks")]
     direct_routing: bool,
+    /// Connections leave by random ports of their egress IP, on which nothing outside can rely. Otherwise a pod's own port is kept
+    /// where it is free
+    #[arg(long, env = "EGRESS_AGENT_RANDOM_PORTS", help_heading = "On this node")]
+    random_ports: bool,
     #[command(flatten)]
     tunnel: TunnelArgs,
     /// What encapsulates and decapsulates overlay packets; `device` if IPsec policies encrypt between nodes
@@ -255,6 +259,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     settings.quotas = Quotas { pod: args.pod_quota, policy: args.policy_quota };
     settings.inbound_entries = args.inbound_entries;
     settings.direct_routing = args.direct_routing;
+    settings.random_ports = args.random_ports;
     settings.attachment = args.attach.preferred();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     settings.initial_state = args.initial_state();

@@ -196,6 +196,9 @@ metrics! {
     EipRefusals = "egress_agent_egress_ip_refusals", Counter, EgressIp, Agent,
         "Packets of new flows without a mapping: no port was free, a map was full, or the flow cannot have one",
         "See port use and map fill; the drop reasons of this node show the cause.";
+    EipLimited = "egress_agent_egress_ip_limited_packets", Counter, EgressIp, Agent,
+        "Packets beyond the bandwidth limit of an egress IP, which were dropped",
+        "Its pods send more than they may: raise the limit, or give the uplink the queueing discipline fq, by which packets wait.";
     EipMappings = "egress_agent_egress_ip_mappings", Gauge, EgressIp, Agent,
         "NAT mappings of an egress IP as of the latest count",
         "";

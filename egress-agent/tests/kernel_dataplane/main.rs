@@ -20,6 +20,7 @@ mod metering;
 mod networks;
 mod node;
 mod ownership;
+mod pacing;
 mod ports;
 mod records;
 mod rights;

@@ -180,6 +180,7 @@ impl Stage {
             ("exhausted", Box::new(&mut self.exhausted)),
             ("answers", Box::new(&mut self.answers)),
             ("shares", Box::new(&mut self.shares)),
+            ("pacing", Box::new(&mut self.pacing)),
             ("eip_counters", Box::new(&mut self.eip_counters)),
         ]
     }

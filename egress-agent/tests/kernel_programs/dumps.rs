@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use egress_common::abi::{Candidates, ClassPolicy, HandoverStage, NODE_MARK, RouteEntry, RouteKind};
+use egress_common::abi::{BandwidthLimit, Candidates, ClassPolicy, HandoverStage, NODE_MARK, RouteEntry, RouteKind};
 use serde_json::Value;
 
 use crate::cast::{V4, V6, addr};
@@ -11,7 +11,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, OWNED_MAC, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 36] = [
+const FIELDS: [(&str, &[&str], &[&str]); 37] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns", "class"]),
@@ -36,9 +36,10 @@ const FIELDS: [(&str, &[&str], &[&str]); 36] = [
     ("held", &[], &["state", "key", "length"]),
     ("awaited", &["saddr", "daddr", "id", "protocol"], &["since_ns", "count", "places"]),
     ("shares", &["pod", "egress_id"], &["flows", "nat_entries"]),
+    ("pacing", &[], &["sent_ns"]),
     ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
-    ("eip_counters", &[], &["egress_packets", "ingress_bytes", "nat_entries", "refusals"]),
+    ("eip_counters", &[], &["egress_packets", "ingress_bytes", "nat_entries", "refusals", "limited"]),
     ("next_hops", &[], &["to", "hop"]),
     ("flow_cache", &[], &["key", "rewrite", "verdict"]),
     ("answers", &["endpoint", "kind"], &[]),
@@ -68,6 +69,7 @@ fn names(value: &Value) -> BTreeSet<&str> {
 pub(crate) fn use_every_map(stage: &mut Stage) {
     stage.hand_over(&V4, HandoverStage::Arriving);
     stage.expose(V4.pod, 17, 53);
+    stage.limit(&V4, BandwidthLimit::new(1_000_000, 0));
     stage.put_interface(FURTHER, V4.mgmt, V6.mgmt);
     stage.put_class(1, V4.world, None, ClassPolicy::new(V4.here));
     stage.put_candidates(1, V4.world, None, Candidates::new(&[0], &[]).expect("one"));

@@ -8,6 +8,7 @@
 
 mod aging;
 mod answers;
+mod bandwidth;
 mod cast;
 mod classes;
 mod clean_maps;

@@ -11,7 +11,7 @@ use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, AnswerKey, AnswerKind, Candidates, ClassPolicy, ClusterPrefix, Config, Count, Datagram, EipCount,
     ExposedPort, Exposure, Family, Flow, FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound,
-    InterfaceAddresses, Lease, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr,
+    InterfaceAddresses, Lease, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr, Pacing,
     PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, RouteDestination,
     RouteEntry, Share, Tuple, Usage, Verdict, WhenEmpty,
 };
@@ -65,6 +65,7 @@ pub(crate) struct Stage {
     /// Value of all epochs, as last written by a test.
     pub(crate) epoch: u32,
     pub(crate) shares: HashMap<MapData, Holder, Share>,
+    pub(crate) pacing: HashMap<MapData, u32, Pacing>,
     counters: PerCpuArray<MapData, Count>,
     /// Numbers of all maps, by name.
     pub(crate) ids: BTreeMap<String, u32>,
@@ -175,6 +176,7 @@ impl Stage {
             epochs: array(take("epochs")),
             epoch: 0,
             shares: hash(take("shares")),
+            pacing: hash(take("pacing")),
             counters: PerCpuArray::try_from(take("counters")).expect("counters"),
             eip_counters: PerCpuHashMap::try_from(take("eip_counters")).expect("counters"),
             answers: hash(take("answers")),

@@ -44,13 +44,15 @@ pub(crate) const SWEEP: TestRun = run("sweep", 0);
 pub(crate) const TO_NETDEV: TestRun = TestRun { ingress_ifindex: MGMT, ..run("to_netdev", UPLINK) };
 
 /// Result of a run. Equality ignores which of the two priorities it has, and its mark, which depend on the next hop
-/// cache.
+/// cache; and the departure time.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) action: i32,
     pub(crate) frame: Vec<u8>,
     pub(crate) mark: u32,
     pub(crate) priority: u32,
+    /// CLOCK_MONOTONIC (ns), or zero.
+    pub(crate) departure_ns: u64,
 }
 
 impl PartialEq for Ran {
@@ -63,7 +65,7 @@ impl PartialEq for Ran {
 impl Ran {
     /// Whether it has the priority of redirected packets.
     pub(crate) fn plain(action: i32, frame: Vec<u8>, mark: u32) -> Self {
-        Self { action, frame, mark, priority: if action == REDIRECT { REDIRECTED } else { 0 } }
+        Self { action, frame, mark, priority: if action == REDIRECT { REDIRECTED } else { 0 }, departure_ns: 0 }
     }
 }
 
@@ -169,7 +171,8 @@ fn run_with(program: BorrowedFd<'_>, run: &TestRun, frame: &[u8], flags: u32) ->
     let length = usize::try_from(attr.data_size_out).expect("a length");
     let field = |at: usize| context_out[at..at + 4].try_into().map(u32::from_ne_bytes).expect("four bytes");
     let (mark, priority) = (field(MARK), field(PRIORITY));
-    Ok(Ran { action: attr.retval.cast_signed(), frame: out[..length].to_vec(), mark, priority })
+    let departure_ns = context_out[TSTAMP..TSTAMP + 8].try_into().map(u64::from_ne_bytes).expect("eight bytes");
+    Ok(Ran { action: attr.retval.cast_signed(), frame: out[..length].to_vec(), mark, priority, departure_ns })
 }
 
 /// Size of `struct __sk_buff` (linux/bpf.h) and where its fields lie.
@@ -178,6 +181,7 @@ const MARK: usize = 8;
 const PRIORITY: usize = 32;
 const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
+const TSTAMP: usize = 152;
 const GSO_SIZE: usize = 176;
 
 fn context(run: &TestRun) -> [u8; CONTEXT] {

@@ -233,6 +233,7 @@ const CASES_V6: &[TraceCase] = &[
 /// Verdicts that no whole packet of a pod gets at the management port, and why.
 const ELSEWHERE: &[(Verdict, &str)] = &[
     (Verdict::MapFull, "a test of its own"),
+    (Verdict::RateLimited, "a trace has a whole burst"),
     (Verdict::NotIp, "a probe is IP"),
     (Verdict::Malformed, "a probe is whole"),
     (Verdict::ChainTooLong, "a probe has no extension headers"),

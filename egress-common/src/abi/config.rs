@@ -58,6 +58,17 @@ impl Timeouts {
 /// Size of the map `inbound` where nothing else is asked for.
 pub const DEFAULT_INBOUND: u32 = 65_536;
 
+/// Where the kernel's `struct sk_buff` has what the programs read of it (bytes), from the kernel's description of its types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct PacketLayout {
+    /// `csum_start`, and `csum_offset` after it.
+    pub checksum: u16,
+    /// `head`, and `data` after it.
+    pub head: u16,
+}
+abi!(PacketLayout, 4);
+
 /// The value of `config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -111,6 +122,13 @@ pub struct Config {
     pub redirected: u16,
     /// Not zero where hosts outside reach pods by the pods' own addresses: every port counts as exposed then.
     pub direct_routing: u16,
+    /// The running kernel's `struct sk_buff`.
+    pub packet_layout: PacketLayout,
+    /// Not zero where flows to egress IPs get a random port, and never keep the pod's (RFC 6056 section 3.3.1).
+    pub random_ports: u16,
+    /// Not zero where the uplink's queueing discipline keeps packets until their departure time (`fq`): limited packets wait
+    /// there.
+    pub paced_uplink: u16,
     /// Raised by the agent after every change of the maps that `from_pod` reads (pods, policy, nodes, cluster, owned).
     /// A flow reuses its decision while this number is unchanged. Zero: no decision is reused.
     pub decisions: u32,
@@ -120,7 +138,7 @@ pub struct Config {
     /// Addresses that may be in the map `owned_addr`. Other addresses need no lookup.
     pub owned: BloomFilter,
 }
-abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 8 + 16 + 32);
+abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 4 + 4 + 8 + 16 + 32);
 
 /// Value of `interfaces`: the node's own addresses on a further egress interface, for packets with the mark 1008; unspecified
 /// where it has none of that family. The key is the interface's index.
@@ -241,6 +259,9 @@ impl Config {
         seen: 0,
         redirected: 0,
         direct_routing: 0,
+        packet_layout: PacketLayout { checksum: 0, head: 0 },
+        random_ports: 0,
+        paced_uplink: 0,
         decisions: 0,
         pods_v4: Cover::ALL,
         pods_v6: Cover::ALL,

@@ -23,8 +23,10 @@ pub struct EipCount {
     pub nat_entries: u64,
     /// New flows refused.
     pub refusals: u64,
+    /// Packets beyond the bandwidth limit.
+    pub limited: u64,
 }
-abi!(EipCount, 48);
+abi!(EipCount, 56);
 
 /// A sampled drop in the ring buffer `events`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,6 +19,7 @@ mod handover;
 mod lease;
 mod nat;
 mod pods;
+mod rate;
 mod rig;
 mod routes;
 mod seal;
@@ -27,7 +28,9 @@ mod verdict;
 pub use addr::{Addr, Family};
 pub use answers::{AnswerKey, AnswerKind};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
-pub use config::{BloomFilter, Config, Cover, DEFAULT_INBOUND, InterfaceAddresses, OnUnknownPod, PortRange, Timeouts};
+pub use config::{
+    BloomFilter, Config, Cover, DEFAULT_INBOUND, InterfaceAddresses, OnUnknownPod, PacketLayout, PortRange, Timeouts,
+};
 pub use counters::{ConflictEvent, Count, DropEvent, EipCount};
 pub use destinations::{Candidates, PolicyDestination};
 pub use flows::{
@@ -41,12 +44,13 @@ pub use pods::{
     ClassPolicy, MAX_SLOTS, Owned, OwnedAddr, PodEntry, PodSelection, PolicyEntry, PolicyEntryKey, PolicySlot,
     SlotPlace, WhenEmpty,
 };
+pub use rate::{BandwidthLimit, Pacing};
 pub use rig::{RIG_FRAME, Rig};
 pub use routes::{MAX_NEXT_HOPS, NeighbourEntry, NeighbourKey, RouteDestination, RouteEntry, RouteKind};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). Only these bits are
 /// compared and written. Other bits belong to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half)

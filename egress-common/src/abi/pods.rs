@@ -2,7 +2,7 @@
 //! addresses of this node.
 
 use super::seal::Seal;
-use super::{Addr, Family, abi};
+use super::{Addr, BandwidthLimit, Family, abi};
 
 /// What this node knows of one of its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -237,9 +237,11 @@ pub struct PolicyEntry {
     pending: u32,
     /// The entries of `destinations` that name candidates; zero if every slot is one for every destination.
     destinations: u32,
+    /// Of the policy in both families, on each of its gateways.
+    pub limit: BandwidthLimit,
     pub slots: [PolicySlot; MAX_SLOTS],
 }
-abi!(PolicyEntry, 16 + 36 * MAX_SLOTS);
+abi!(PolicyEntry, 16 + 8 + 36 * MAX_SLOTS);
 
 impl PolicyEntry {
     pub const fn empty(when_empty: WhenEmpty) -> Self {
@@ -248,6 +250,7 @@ impl PolicyEntry {
             count: 0,
             pending: 0,
             destinations: 0,
+            limit: BandwidthLimit::NONE,
             slots: [PolicySlot::EMPTY; MAX_SLOTS],
         }
     }
@@ -274,6 +277,12 @@ impl PolicyEntry {
     #[must_use]
     pub const fn with_destinations(self, set: u32) -> Self {
         Self { destinations: set, ..self }
+    }
+
+    /// Limits the bandwidth.
+    #[must_use]
+    pub const fn with_limit(self, limit: BandwidthLimit) -> Self {
+        Self { limit, ..self }
     }
 
     /// The set of `destinations`; `None` if every slot is a candidate for every destination.

@@ -203,6 +203,8 @@ verdicts! {
     LeaseExpired = 81, Drop, "lease_expired";
     /// To an egress IP of this node, or from it, by another interface than the one that the address is on.
     WrongInterface = 82, Drop, "wrong_interface";
+    /// Beyond the bandwidth limit of the egress policy, on its gateway.
+    RateLimited = 83, Drop, "rate_limited";
 }
 
 impl Verdict {

@@ -421,6 +421,9 @@ impl Tables for MemoryMaps {
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> ClaimOutcome {
         self.flows.claim(tuple, *flow)
     }
+    fn has_random_ports(&self) -> bool {
+        self.config.get().random_ports != 0
+    }
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         let config = self.config.get();
         if config.pod_quota == u32::MAX && config.policy_quota == u32::MAX {

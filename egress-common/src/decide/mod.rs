@@ -16,6 +16,7 @@ pub mod from_overlay;
 pub mod from_pod;
 pub mod limit;
 pub mod mtu;
+pub mod pace;
 pub mod phase;
 pub mod routes;
 pub mod slots;
@@ -151,6 +152,8 @@ pub trait Tables {
     /// Whether the pod and its egress policy (zero: of none) may have one more flow or NAT entry. Concurrent CPUs may
     /// all get `true`.
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool;
+    /// [`crate::abi::Config::random_ports`].
+    fn has_random_ports(&self) -> bool;
     /// [`crate::abi::Config::decisions`], read once and before the maps that it covers.
     fn decisions(&self) -> u32;
     /// Caches the decision of a flow, made under this number.

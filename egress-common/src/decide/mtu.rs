@@ -17,6 +17,19 @@ pub fn wire_length(frame_len: u32, gso_size: u32, headers: &Headers) -> u32 {
     }
 }
 
+/// Bytes on the wire of a packet with its link header: of a GSO packet, each segment has the headers. Those of SCTP are not
+/// visible.
+#[inline(always)]
+pub fn wire_bytes(frame_len: u32, gso_size: u32, headers: &Headers) -> u32 {
+    match gso_size {
+        0 | GSO_BY_FRAGS => frame_len,
+        size => {
+            let header = L3 as u32 + headers.header_len();
+            frame_len + frame_len.saturating_sub(header + 1).checked_div(size).unwrap_or(0) * header
+        }
+    }
+}
+
 /// Minimum MTU of an IPv6 link (RFC 8200 section 5): senders ignore a smaller one.
 const IPV6_MINIMUM: u32 = 1280;
 
@@ -76,7 +89,7 @@ mod tests {
     use crate::decide::cast::{V4, V6};
     use crate::decide::memory_maps::addr;
     use crate::decide::packets::packet;
-    use crate::wire::PROTO_SCTP;
+    use crate::wire::{PROTO_SCTP, tcp};
 
     #[test]
     fn packets_too_big_for_the_overlay_are_fragmented_outside_or_refused() {
@@ -112,5 +125,17 @@ mod tests {
             let sctp = packet(cast.pod, cast.world, 4000, 80).protocol(PROTO_SCTP).headers();
             assert_eq!(wire_length(64_000, GSO_BY_FRAGS, &sctp), 0, "as the sender cut them");
         }
+    }
+
+    #[test]
+    fn each_segment_has_headers_on_the_wire() {
+        let headers = packet(V4.pod, V4.world, 4000, 80).tcp(tcp::ACK).headers();
+        let header = 14 + headers.header_len();
+        for (payload, segments) in [(1_000, 1), (1_001, 2), (64_000, 64)] {
+            let bytes = wire_bytes(header + payload, 1_000, &headers);
+            assert_eq!(bytes, payload + segments * header, "{payload}");
+        }
+        assert_eq!(wire_bytes(1_514, 0, &headers), 1_514);
+        assert_eq!(wire_bytes(30_000, 0xffff, &headers), 30_000, "SCTP");
     }
 }

@@ -91,7 +91,8 @@ impl SnatSource {
     #[inline(always)]
     pub const fn of(owned: &Owned, config: &Config) -> Self {
         let is_nodes = owned.is_hosts();
-        Self { address: owned.address, ports: if is_nodes { config.node_ports } else { EGRESS_PORTS }, is_nodes }
+        let ports = if is_nodes { config.node_ports } else { EGRESS_PORTS };
+        Self { address: owned.address, ports, is_nodes }
     }
 
     /// An address that the node does not have itself.
@@ -210,6 +211,14 @@ fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
     }
 }
 
+/// Whether a new NAT entry may have the flow's own port. One of a flow that is under way may: its peer knows no other port, if
+/// another gateway without random ports had it.
+#[inline(always)]
+fn keeps_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource) -> bool {
+    // Of a node's own address, few flows have a port in the range.
+    pool.is_nodes || !tables.has_random_ports() || headers.l4 == L4::Other || is_under_way(headers)
+}
+
 /// Whether the packet belongs to a TCP connection or SCTP association that began before this node saw it.
 #[inline(always)]
 fn is_under_way(headers: &Headers) -> bool {
@@ -222,7 +231,7 @@ enum OwnPort {
     Claimed,
     /// It existed for this flow.
     Adopted,
-    /// It belongs to another flow or to a Service, or is outside the pool's ports.
+    /// It belongs to another flow or to a Service, is outside the pool's ports, or is not wanted.
     Taken,
     Full,
 }
@@ -238,7 +247,7 @@ struct Port {
 fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner: &NatOwner) -> OwnPort {
     let port = headers.tuple.sport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
-    if !is_listed && (pool.is_nodes || headers.l4 != L4::Other) {
+    if !is_listed && (pool.is_nodes || headers.l4 != L4::Other) || !keeps_port(headers, tables, pool) {
         return OwnPort::Taken;
     }
     let forward = &headers.tuple;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::node::Node;
 use crate::model::selector::Selector;
-use crate::model::state::{EgressIds, Family, SharedWith, family_of};
+use crate::model::state::{BandwidthLimit, EgressIds, Family, SharedWith, family_of};
 use crate::model::view::{CreationTimestamp, Reading, Update};
 use crate::rendezvous;
 
@@ -439,6 +439,8 @@ pub struct EgressPolicy {
     pub address_use: AddressUse,
     pub eligible_nodes: EligibleNodes,
     pub network: Option<PolicyNetwork>,
+    /// Of each gateway.
+    pub limit: BandwidthLimit,
     /// Packets without an address are dropped, where the operator's default would be the node's address.
     pub drop_unassigned: bool,
     pub published: Published,
@@ -510,6 +512,7 @@ impl EgressPolicy {
             address_use: AddressUse::EgressOnly,
             eligible_nodes: EligibleNodes::Labelled,
             network: None,
+            limit: BandwidthLimit::NONE,
             drop_unassigned: false,
             published: Published::default(),
             unreadable: Vec::new(),

@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-pub use egress_common::abi::{Family, HandoverStage, OnUnknownPod, PrefixKind, WhenEmpty};
+pub use egress_common::abi::{BandwidthLimit, Family, HandoverStage, OnUnknownPod, PrefixKind, WhenEmpty};
 use ipnet::IpNet;
 
 pub fn family_of(address: IpAddr) -> Family {
@@ -294,6 +294,8 @@ pub struct Policy {
     /// Addresses that no node serves now: their flows wait and are not cut. Sorted.
     pub pending: Vec<IpAddr>,
     pub when_empty: WhenEmpty,
+    /// Of the object in both families, where this node is a gateway of it.
+    pub limit: BandwidthLimit,
     /// Where the addresses lie in several networks: those with a route to each prefix; none while they are not served
     /// yet. Of a destination the longest prefix counts. Empty if each address serves every destination.
     pub destinations: BTreeMap<IpNet, BTreeSet<IpAddr>>,
@@ -341,7 +343,7 @@ pub struct KernelState {
 impl Policy {
     /// Each address serves every destination.
     pub fn new(slots: Vec<Slot>, pending: Vec<IpAddr>, when_empty: WhenEmpty) -> Self {
-        Self { slots, pending, when_empty, destinations: BTreeMap::new() }
+        Self { slots, pending, when_empty, limit: BandwidthLimit::NONE, destinations: BTreeMap::new() }
     }
 
     /// All addresses of the object, served or pending.

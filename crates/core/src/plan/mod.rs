@@ -367,7 +367,8 @@ impl Planner<'_> {
             let is_in =
                 |address: &IpAddr| slots.iter().any(|slot| slot.address == *address) || pending.contains(address);
             destinations.values_mut().for_each(|addresses| addresses.retain(is_in));
-            let policy = Policy { slots, pending, when_empty: WhenEmpty::Drop, destinations };
+            let limit = policy.limit;
+            let policy = Policy { slots, pending, when_empty: WhenEmpty::Drop, limit, destinations };
             self.push(Action::PutPolicy(id, family, policy));
         }
     }

@@ -49,6 +49,8 @@ pub struct Interface {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     pub uplink: Option<Interface>,
+    /// See [`is_paced`](crate::devices::queueing::is_paced).
+    pub uplink_is_paced: bool,
     pub mgmt: Option<Interface>,
     /// See [`filters_ports`].
     pub mgmt_filters_ports: bool,

@@ -3,5 +3,6 @@
 pub mod host;
 pub mod interfaces;
 pub mod node_ports;
+pub mod queueing;
 pub mod records;
 pub mod routes;

@@ -8,10 +8,11 @@ use std::{fs, io};
 use aya::maps::MapType;
 use aya::programs::{ProgramError, ProgramType, TcAttachType};
 use aya::sys::{BpfHelper, SyscallError, is_helper_supported, is_map_supported, is_program_supported};
+use egress_common::abi::PacketLayout;
 use tracing::debug;
 
 use crate::error::StartError;
-use crate::loader::kernel_types;
+use crate::loader::kernel_types::KernelTypes;
 use crate::maps::access::tcx_programs;
 use crate::names::Attachment;
 
@@ -52,6 +53,14 @@ pub fn probe() -> Result<Features, StartError> {
         ("LRU maps (Linux 4.10)", has_map(MapType::LruHash)),
         ("per-CPU hash maps (Linux 4.6)", has_map(MapType::PerCpuHash)),
         ("BTF (Linux 4.18)", Ok(aya::features().btf().is_some())),
+        (
+            "bpf_probe_read_kernel (Linux 5.8; not with lockdown=confidentiality)",
+            classifier_has(BpfHelper::BPF_FUNC_probe_read_kernel),
+        ),
+        (
+            "a description of its types (CONFIG_DEBUG_INFO_BTF)",
+            packet_layout().map(|_| true).map_err(|error| error.to_string()),
+        ),
         ("a source address in the tunnel metadata (Linux 5.19)", has_tunnel_source()),
         ("packets that are not interrupted by others on their CPU (not with PREEMPT_RT)", has_whole_runs()),
     ];
@@ -98,14 +107,22 @@ fn classifier_has(helper: BpfHelper) -> Result<bool, String> {
 /// tunnel.
 fn has_tunnel_source() -> Result<bool, String> {
     const WITH_SOURCE: u32 = 44;
-    match kernel_types::struct_size("bpf_tunnel_key") {
-        Ok(size) => Ok(size.is_some_and(|size| size >= WITH_SOURCE)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            debug!(%error, "the kernel does not describe its types: whether tunnels know a source address is not asked");
-            Ok(true)
-        }
-        Err(error) => Err(error.to_string()),
-    }
+    let types = KernelTypes::read().map_err(|error| error.to_string())?;
+    Ok(types.struct_size("bpf_tunnel_key").is_some_and(|size| size >= WITH_SOURCE))
+}
+
+/// Where a packet of the kernel has what the programs read of it: no helper says where a device will write a checksum.
+/// `bpf_skb_change_tail` refused to truncate a packet before that place, but newer kernels do it (Debian's 6.1.192 and 6.12.117).
+pub fn packet_layout() -> io::Result<PacketLayout> {
+    let types = KernelTypes::read()?;
+    let of = |member| types.member_offset("sk_buff", member).and_then(|offset| u16::try_from(offset).ok());
+    let pair = |first, second, distance| {
+        let (first, second) = (of(first)?, of(second)?);
+        (second == first + distance).then_some(first)
+    };
+    let layout =
+        || Some(PacketLayout { checksum: pair("csum_start", "csum_offset", 2)?, head: pair("head", "data", 8)? });
+    layout().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "struct sk_buff is not as expected"))
 }
 
 /// The programs keep a packet's state in a per-CPU element, which is safe because bottom halves do not interrupt one

@@ -82,7 +82,8 @@ pub fn policy_value(policy: &Policy) -> Option<abi::PolicyEntry> {
         })
         .collect();
     let pending: Vec<_> = policy.pending.iter().copied().map(abi::Addr::from).collect();
-    abi::PolicyEntry::with_slots(policy.when_empty, &slots)?.with_pending(&pending)
+    let entry = abi::PolicyEntry::with_slots(policy.when_empty, &slots)?.with_pending(&pending)?;
+    Some(entry.with_limit(policy.limit))
 }
 
 /// The entries of `destinations` for a policy; `None` when there are more slots than a value holds.
@@ -118,7 +119,8 @@ pub fn policy(value: &abi::PolicyEntry) -> Policy {
         },
     });
     let pending = value.slots.iter().skip(value.count() as usize).take(value.pending() as usize);
-    Policy::new(slots.collect(), pending.map(|slot| slot.address.to_ip()).collect(), value.when_empty())
+    let pending = pending.map(|slot| slot.address.to_ip()).collect();
+    Policy { limit: value.limit, ..Policy::new(slots.collect(), pending, value.when_empty()) }
 }
 
 pub fn exposed_port(address: IpAddr, port: PodPort) -> abi::ExposedPort {
@@ -241,8 +243,10 @@ mod tests {
         for when_empty in [WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed] {
             for slots in [vec![], slots.clone()] {
                 for pending in [vec![], vec!["172.18.0.9".parse().expect("a literal")]] {
-                    let wanted = Policy::new(slots.clone(), pending, when_empty);
-                    assert_eq!(policy(&policy_value(&wanted).expect("three slots fit")), wanted);
+                    for limit in [abi::BandwidthLimit::NONE, abi::BandwidthLimit::new(10_000_000, 1_000_000)] {
+                        let wanted = Policy { limit, ..Policy::new(slots.clone(), pending.clone(), when_empty) };
+                        assert_eq!(policy(&policy_value(&wanted).expect("three slots fit")), wanted);
+                    }
                 }
             }
         }

@@ -38,6 +38,7 @@ pub fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) -> Config
     if let Some(uplink) = uplink {
         config.uplink_mac = uplink.mac;
         config.uplink_mtu = uplink.mtu;
+        config.paced_uplink = facts.uplink_is_paced.into();
         config.overlay_mtu = uplink.mtu.saturating_sub(overhead(underlay));
         (config.node_v4, config.node_v6) = addrs((facts.v4, facts.v6));
     }
@@ -217,6 +218,7 @@ mod tests {
     fn facts() -> NodeFacts {
         NodeFacts {
             uplink: Some(Interface { index: 2, mac: [2; 6], mtu: 1500 }),
+            uplink_is_paced: false,
             mgmt: Some(Interface { index: 3, mac: [3; 6], mtu: 1400 }),
             mgmt_filters_ports: false,
             overlay: Some(Interface { index: 4, mac: [4; 6], mtu: 65535 }),

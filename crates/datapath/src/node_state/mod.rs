@@ -26,6 +26,7 @@ use crate::clock::now_ns;
 use crate::devices::interfaces::{FurtherNextHops, Interface, InterfaceGateways, NodeFacts};
 use crate::devices::node_ports::{HostPorts, PortSettings};
 use crate::error::{StartError, map_io};
+use crate::loader::features;
 use crate::loader::programs::{AttachError, Programs};
 use crate::maps::convert;
 use crate::maps::facts::HookFacts;
@@ -162,6 +163,9 @@ impl State {
         config.pod_quota = Quotas::entries(settings.quotas.pod, settings.nat_entries);
         config.policy_quota = Quotas::entries(settings.quotas.policy, settings.nat_entries);
         config.direct_routing = settings.direct_routing.into();
+        config.random_ports = settings.random_ports.into();
+        config.packet_layout = features::packet_layout()
+            .map_err(|error| StartError::kernel("read the kernel's description of its types", error))?;
         // Kept across restarts, like the maps: no change is missed in between.
         if config.following_since_secs == 0 {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::devices::interfaces::{self, NodeFacts};
+use crate::devices::queueing;
 use crate::devices::records;
 use crate::devices::routes::{self, Routes};
 use crate::error::StartError;
@@ -114,8 +115,13 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
     let (routes, neighbours) = next_hops(netlink, &links, &mut interfaces).await?;
     let further = interfaces.iter().filter(|one| !one.is_uplink);
     let addresses_of = |one: &EgressInterface| (one.index, interfaces::primary_addresses(&addresses, one.index));
+    let uplink_is_paced = match link(&settings.uplink) {
+        Some(link) => queueing::is_paced(netlink, link).await,
+        None => false,
+    };
     Ok(NodeFacts {
         uplink,
+        uplink_is_paced,
         mgmt: mgmt.map(interfaces::from_message),
         mgmt_filters_ports: mgmt.is_some_and(interfaces::filters_ports),
         overlay: overlay.map(interfaces::from_message),

@@ -71,6 +71,17 @@ pub struct PolicyReport {
     /// Addresses of the selected pods of this node.
     pub pod_addresses: usize,
     pub egress_ips: Vec<Served>,
+    /// What its pods together may send by each gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<LimitReport>,
+}
+
+/// A bandwidth limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitReport {
+    pub bits_per_second: u64,
+    /// How long it takes to send the burst at this rate.
+    pub burst_ms: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,6 +130,10 @@ pub fn concerning(state: &KernelState, names: &Names) -> (Vec<PolicyReport>, Vec
             name: names.objects.get(&id.0).cloned(),
             pod_addresses,
             egress_ips: Vec::new(),
+            limit: (!policy.limit.is_none()).then(|| LimitReport {
+                bits_per_second: u64::from(policy.limit.kilobits_per_second()) * 1_000,
+                burst_ms: policy.limit.burst_us() / 1_000,
+            }),
         });
         for slot in &policy.slots {
             let at = match slot.place {
@@ -150,7 +165,7 @@ pub fn concerning(state: &KernelState, names: &Names) -> (Vec<PolicyReport>, Vec
 mod tests {
     use super::*;
     use egress_core::model::state::{
-        ClassPolicies, Family, PodClass, PodState, Policy, Slot, TunnelEndpoint, WhenEmpty,
+        BandwidthLimit, ClassPolicies, Family, PodClass, PodState, Policy, Slot, TunnelEndpoint, WhenEmpty,
     };
 
     #[test]
@@ -159,7 +174,8 @@ mod tests {
         let far = TunnelEndpoint(ip("172.18.0.3"));
         let policy = |slots: &[(&str, Place)]| {
             let slots = slots.iter().map(|(address, place)| Slot { address: ip(address), place: *place });
-            Policy::new(slots.collect(), [ip("172.18.0.109")].into(), WhenEmpty::Drop)
+            let limit = BandwidthLimit::new(10_000_000, 2_000_000);
+            Policy { limit, ..Policy::new(slots.collect(), [ip("172.18.0.109")].into(), WhenEmpty::Drop) }
         };
         let policies = BTreeMap::from([
             ((EgressId(1), Family::V4), policy(&[("172.18.0.100", Place::Remote(far))])),
@@ -182,6 +198,7 @@ mod tests {
         assert_eq!(seen, [(1, 2, Some("first")), (2, 1, None)]);
         let places: Vec<_> = objects[0].egress_ips.iter().map(|one| one.at.as_str()).collect();
         assert_eq!(places, ["node2", "nowhere now"]);
+        assert_eq!(objects[0].limit, Some(LimitReport { bits_per_second: 10_000_000, burst_ms: 200 }));
         let [gateway] = gateways.as_slice() else { panic!("{gateways:?}") };
         assert_eq!(
             (gateway.node.as_deref(), gateway.egress_ips),

@@ -89,6 +89,10 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "`egress-agent nat count` on this node names the pods with most entries. If that many flows are expected, raise \
              --pod-quota, --policy-quota or --nat-entries."
         }
+        Verdict::RateLimited => {
+            "The pods of the object send more than its bandwidth limit: raise `bandwidth`, or give the uplink the queueing discipline fq, \
+             by which packets wait instead."
+        }
         Verdict::MapFull => {
             "Find the pods with most connections (`egress-agent nat list`), or raise --nat-entries: a change replaces all \
              maps of the node (docs/install.md lists what is lost)."

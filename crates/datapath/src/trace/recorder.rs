@@ -229,6 +229,9 @@ impl Tables for MapRecorder<'_> {
         self.note(RecordedLookup::Key(*key, *other, claim));
         claim
     }
+    fn has_random_ports(&self) -> bool {
+        self.maps.has_random_ports()
+    }
     fn has_quota(&self, pod: &Addr, egress_id: u32, held: QuotaKind) -> bool {
         let has = self.maps.has_quota(pod, egress_id, held);
         if !has {

@@ -62,6 +62,20 @@ pub struct EgressSpec {
     #[serde(default, rename = "externalIPPools", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "pool_names")]
     pub external_ip_pools: Option<Vec<String>>,
+    /// What all of its pods together may send by each of its nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<EgressBandwidth>,
+}
+
+/// A bandwidth limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EgressBandwidth {
+    /// Bits per second, as 300k, 10M or 2G.
+    #[schemars(schema_with = "quantity")]
+    pub rate: String,
+    /// Bits that are sent at once after a pause, likewise.
+    #[schemars(schema_with = "quantity")]
+    pub burst: String,
 }
 
 /// A selector of namespaces, one of pods, or both.
@@ -219,6 +233,14 @@ fn pool_name(_: &mut SchemaGenerator) -> Schema {
 fn pool_names(generator: &mut SchemaGenerator) -> Schema {
     let items = pool_name(generator);
     json_schema!({"type": "array", "minItems": 1, "maxItems": 8, "x-kubernetes-list-type": "atomic", "items": items})
+}
+
+fn quantity(_generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "maxLength": 32,
+        "pattern": "^([0-9]+\\.?[0-9]*|\\.[0-9]+)([kMGTPE]|[KMGTPE]i|[eE][0-9]{1,2})?$",
+    })
 }
 
 fn applied_to(generator: &mut SchemaGenerator) -> Schema {

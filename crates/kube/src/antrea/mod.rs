@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 
 use crate::api_outage::ApiOutages;
 use crate::assignments::{StoredAssignment, ignored, patch_params, put};
-use crate::convert::created;
-use crate::crd::{AddressesOf, egress_assignment_resource, egress_resource};
+use crate::convert::{created, quantity};
+use crate::crd::{AddressesOf, AssignedBandwidth, egress_assignment_resource, egress_resource};
 use crate::policy::selector;
 use crate::policy::status::{WriteError, condition_values};
 use crate::watches::{config, updates};
 use egress_core::antrea::{
-    AddressGroup, AntreaInputs, EgressObject, EgressRequest, EgressStatus, PoolObject, PoolRange, PoolRequest,
-    PoolSubnet, RequestedAddress,
+    AddressGroup, AntreaInputs, Bandwidth, EgressObject, EgressRequest, EgressStatus, PoolObject, PoolRange,
+    PoolRequest, PoolSubnet, RequestedAddress,
 };
 use egress_core::model::policy::{Selects, SourceKind};
 use egress_core::model::selector::Selector;
@@ -139,7 +139,23 @@ fn request(spec: &Value) -> Result<EgressRequest, String> {
     let count = addresses.len().max(names.len());
     let one =
         |index: usize| RequestedAddress { address: addresses.get(index).copied(), pool: names.get(index).cloned() };
-    Ok(EgressRequest { applied_to, addresses: (0..count).map(one).collect() })
+    let bandwidth = bandwidth(&spec["bandwidth"])?;
+    Ok(EgressRequest { applied_to, addresses: (0..count).map(one).collect(), bandwidth })
+}
+
+fn bandwidth(value: &Value) -> Result<Option<Bandwidth>, String> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let bits = |field: &str| {
+        let text = value[field].as_str().ok_or_else(|| format!("spec.bandwidth.{field}: no quantity"))?;
+        quantity(text).ok_or_else(|| format!("spec.bandwidth.{field}: {text:?} is no quantity, as 300k, 100M or 2G"))
+    };
+    let (rate, burst) = (bits("rate")?, bits("burst")?);
+    if rate == 0 {
+        return Err("spec.bandwidth.rate: zero lets nothing pass".to_owned());
+    }
+    Ok(Some(Bandwidth { rate, burst }))
 }
 
 fn pool(object: &DynamicObject) -> StoredPool {
@@ -209,6 +225,10 @@ pub fn assignment_spec(group: &AddressGroup, view: &AntreaView) -> Value {
     let mut spec = json!({"egressIPs": group.addresses, "rules": rules.collect::<Vec<_>>()});
     if let Some(spec) = spec.as_object_mut().filter(|_| group.is_of_hosts) {
         spec.insert("addressesOf".to_owned(), json!(AddressesOf::Host));
+    }
+    let asked = group.egresses.iter().filter_map(|name| sharing.get(name)?.object.spec.as_ref().ok()?.bandwidth);
+    if let (Some(spec), Some(Bandwidth { rate, burst })) = (spec.as_object_mut(), asked.into_iter().next()) {
+        spec.insert("bandwidth".to_owned(), json!(AssignedBandwidth { rate, burst }));
     }
     let selectors = group.pools.iter().filter_map(|pool| Some(&sources.get(pool)?.node_selector));
     if let Some(spec) = spec.as_object_mut().filter(|_| !group.pools.is_empty()) {
@@ -373,6 +393,51 @@ mod tests {
         ] {
             assert!(addresses(broken.clone()).is_err(), "{broken}");
         }
+    }
+
+    #[test]
+    fn a_bandwidth_is_read_in_bits() {
+        let read = |bandwidth: Value| {
+            let spec = json!({"appliedTo": {}, "externalIPPool": "p", "bandwidth": bandwidth});
+            stored(spec).object.spec.map(|spec| spec.bandwidth)
+        };
+        assert_eq!(read(Value::Null), Ok(None));
+        let limited = Bandwidth { rate: 800_000_000, burst: 2_000_000_000 };
+        assert_eq!(read(json!({"rate": "800M", "burst": "2G"})), Ok(Some(limited)));
+        for broken in [
+            json!({"rate": "800M"}),
+            json!({"burst": "2G"}),
+            json!({"rate": "0", "burst": "1M"}),
+            json!({"rate": "fast", "burst": "1M"}),
+            json!({"rate": 8, "burst": "1M"}),
+        ] {
+            assert!(read(broken.clone()).is_err_and(|why| why.starts_with("spec.bandwidth.")), "{broken}");
+        }
+    }
+
+    #[test]
+    fn the_oldest_egress_with_a_bandwidth_limits_those_that_share_the_address() {
+        let egress = |bandwidth: Value| {
+            stored(json!({"appliedTo": {"podSelector": {}}, "egressIP": "10.0.0.8", "bandwidth": bandwidth}))
+        };
+        let limited = |rate: &str| egress(json!({"rate": rate, "burst": "1M"}));
+        let sharing = [("a", egress(Value::Null)), ("b", limited("1M")), ("c", limited("2M"))];
+        let view = AntreaView {
+            egresses: sharing.map(|(name, stored)| (name.to_owned(), stored)).into(),
+            ..AntreaView::default()
+        };
+        let spec = |egresses: &[&str]| {
+            let group = AddressGroup {
+                addresses: vec!["10.0.0.8".parse().expect("a literal")],
+                egresses: egresses.iter().map(|name| (*name).to_owned()).collect(),
+                pools: BTreeSet::new(),
+                is_of_hosts: true,
+            };
+            assignment_spec(&group, &view)
+        };
+        assert_eq!(spec(&["a", "b", "c"])["bandwidth"], json!({"rate": 1_000_000, "burst": 1_000_000}));
+        assert_eq!(spec(&["c", "b"])["bandwidth"]["rate"], json!(2_000_000));
+        assert!(spec(&["a"])["bandwidth"].is_null());
     }
 
     #[test]

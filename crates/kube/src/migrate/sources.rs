@@ -27,7 +27,6 @@ pub(super) fn unserved(object: &DynamicObject, system: EgressSystem) -> Vec<Migr
     let mut notes = Vec::new();
     match (system, kind(object)) {
         (EgressSystem::Antrea, "Egress") => {
-            notes.extend((!spec["bandwidth"].is_null()).then(|| loses("spec.bandwidth: not limited".to_owned())));
             let is_static = spec["externalIPPool"].is_null() && spec["externalIPPools"].is_null();
             let ports = "pods get the ports of the node's address that the host leaves to NAT";
             notes.extend(is_static.then(|| MigrationNote::Changes(ports.to_owned())));

@@ -69,7 +69,7 @@ fn antrea_objects_stay_what_they_are() {
         (&json!("crd.antrea.io/v1beta1"), &json!({"name": "egress-prod-web", "labels": {"team": "a"}}))
     );
     assert!(web["status"].is_null() && web["spec"]["egressIP"] == "10.10.0.8", "{web}");
-    assert_eq!(found[0].notes, [Loses("spec.bandwidth: not limited".into())]);
+    assert!(found[0].notes.is_empty() && web["spec"]["bandwidth"]["rate"] == "800M", "{web}");
     let counts: Vec<_> = outcome(found).into_iter().map(|(from, specs, ..)| (from, specs.len())).collect();
     let names = ["Egress egress-prod-web", "Egress egress-staging-web", "ExternalIPPool prod-external-ip-pool"];
     assert_eq!(counts, names.map(|name| (name.to_owned(), 1)));

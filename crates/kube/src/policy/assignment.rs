@@ -20,6 +20,7 @@ use egress_core::model::policy::{
     PolicyKind, PolicyNetwork, PolicyRule, RuleSource, Selects, parse_egress_ip,
 };
 use egress_core::model::selector::Selector;
+use egress_core::model::state::BandwidthLimit;
 
 pub(super) struct EgressAssignments;
 
@@ -98,6 +99,12 @@ pub(super) fn address_use(spec: &Value) -> AddressUse {
     }
 }
 
+/// In bits per second, and bits.
+pub(super) fn limit(spec: &Value) -> BandwidthLimit {
+    let bits = |field: &str| spec["bandwidth"][field].as_u64();
+    bits("rate").map_or(BandwidthLimit::NONE, |rate| BandwidthLimit::new(rate, bits("burst").unwrap_or_default()))
+}
+
 /// An EgressService without a node leaves its pods alone.
 pub(super) fn selecting(
     address_use: AddressUse,
@@ -173,6 +180,14 @@ mod tests {
         let web = Labels::from([("app".to_owned(), "web".to_owned())]);
         let selects = policy.rules.iter().flatten().flat_map(|rule| &rule.selects);
         selects.into_iter().any(|one| one.pods.matches(&web))
+    }
+
+    #[test]
+    fn an_assignment_limits_what_its_pods_send() {
+        let read = |extra: Value| read(&extra, &json!([])).limit;
+        assert_eq!(read(json!({})), BandwidthLimit::NONE);
+        let limited = json!({"bandwidth": {"rate": 10_000_000, "burst": 1_000_000}});
+        assert_eq!(read(limited), BandwidthLimit::new(10_000_000, 1_000_000));
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) fn reserve() -> Result<Cores> {
 }
 
 /// Puts this thread on the core.
-pub(super) fn pin(core: usize) -> Result<()> {
+pub(crate) fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;
     sched_setaffinity(SELF, &set).with_context(|| format!("pin a thread to CPU {core}"))

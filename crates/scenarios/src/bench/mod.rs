@@ -16,6 +16,7 @@ mod drops;
 mod flood;
 mod forwarding;
 mod isolation;
+mod limits;
 mod machine;
 mod nat_entries;
 mod peers;
@@ -33,6 +34,7 @@ use clap::Args;
 use crate::prelude::*;
 use bench_cluster::BenchCluster;
 use cpu::Cores;
+pub(crate) use cpu::pin;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_built_static};
 use machine::MeasuredOn;
@@ -64,7 +66,7 @@ pub struct BenchArgs {
     /// How often each cell is measured [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Seconds per cell [default: 0.5]; with --only isolation and --only stalls those of each part
+    /// Seconds per cell [default: 0.5]; with --only isolation, --only stalls and --only limits those of each part
     #[arg(long)]
     seconds: Option<f64>,
     /// What the namespaces' names begin with
@@ -175,6 +177,9 @@ fn measure(
     if effort.works.contains(&Work::Isolation) {
         let time = effort.under_load.unwrap_or(isolation::USUAL);
         isolation::measure(built, prefix, cores, time, say, results)?;
+    }
+    if effort.works.contains(&Work::Limits) {
+        limits::measure(built, prefix, cores, effort.under_load.unwrap_or(limits::USUAL), say, results)?;
     }
     // The last one, since it takes all of this process to the agent's CPU.
     if effort.works.contains(&Work::Stalls) {

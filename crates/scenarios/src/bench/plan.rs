@@ -113,10 +113,12 @@ pub(super) enum Work {
     Isolation,
     /// The longest wait of a ping beside full maps and a SYN flood (ten minutes, not in a default run)
     Stalls,
+    /// What passes of a pod with a bandwidth limit of 10 Mbit/s to 10 Gbit/s (two minutes, not in a default run)
+    Limits,
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 13] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::TcpRr,
         Self::TcpCrr,
         Self::UdpRr,
@@ -130,6 +132,7 @@ impl Work {
         Self::Programs,
         Self::Isolation,
         Self::Stalls,
+        Self::Limits,
     ];
 
     /// What the names of its rows begin with.
@@ -148,13 +151,14 @@ impl Work {
             Self::Programs => "programs",
             Self::Isolation => "isolation",
             Self::Stalls => "stalls",
+            Self::Limits => "limits",
         }
     }
 
     pub(super) const fn unit(self) -> &'static str {
         match self {
             Self::TcpRr | Self::TcpCrr | Self::UdpRr | Self::TcpRr6 => "requests/s",
-            Self::TcpUp | Self::TcpDown => "Mbit/s",
+            Self::TcpUp | Self::TcpDown | Self::Limits => "Mbit/s",
             Self::Forwarding | Self::Forwarding6 | Self::Cores | Self::Churn => "packets/s",
             Self::Programs => "ns",
             Self::Isolation | Self::Stalls => "ms",
@@ -163,7 +167,7 @@ impl Work {
 
     /// Whether it is measured where nothing is asked for: what takes minutes has to be.
     pub(super) const fn is_default(self) -> bool {
-        !matches!(self, Self::Isolation | Self::Stalls)
+        !matches!(self, Self::Isolation | Self::Stalls | Self::Limits)
     }
 
     pub(super) const fn family(self) -> Family {
@@ -186,7 +190,7 @@ impl Work {
             | Self::Forwarding6
             | Self::Cores
             | Self::Churn => true,
-            Self::Programs | Self::Isolation | Self::Stalls => false,
+            Self::Programs | Self::Isolation | Self::Stalls | Self::Limits => false,
         }
     }
 }

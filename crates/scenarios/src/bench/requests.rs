@@ -102,7 +102,8 @@ pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> R
             | Work::Churn
             | Work::Programs
             | Work::Isolation
-            | Work::Stalls => {
+            | Work::Stalls
+            | Work::Limits => {
                 anyhow::bail!("this work needs no sockets")
             }
         }

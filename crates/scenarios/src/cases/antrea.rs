@@ -5,6 +5,7 @@ use egress_lab::api_objects::NODES;
 use egress_lab::topology::UPLINK;
 
 use crate::prelude::*;
+use crate::received::{LoadSender, Received};
 
 const EGRESSES: &str = "/apis/crd.antrea.io/v1beta1/egresses";
 const POOLS: &str = "/apis/crd.antrea.io/v1beta1/externalippools";
@@ -23,6 +24,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     vec![
         LabTest::new("antrea_pools_give_addresses", Duration::from_secs(120), pools_give_addresses),
         LabTest::new("antrea_egresses_are_updated", Duration::from_secs(120), are_updated),
+        LabTest::new("antrea_bandwidth_is_shared_by_pods", Duration::from_secs(120), bandwidth_is_shared),
         LabTest::new("antrea_egresses_follow_nodes", Duration::from_secs(120), follow_nodes),
         LabTest::new("antrea_static_addresses_are_of_nodes", Duration::from_secs(120), static_addresses),
     ]
@@ -268,6 +270,53 @@ fn are_updated(context: &LabContext) -> Result<()> {
     lab.cluster.is_seen_as("web1", None, None)?;
     lab.cluster.is_seen_as("db3", None, None)?;
     capture.finish_clean().map(drop)
+}
+
+/// Bits per second of the limits, and the tolerance of Antrea's own test.
+const LIMITS: [u32; 2] = [10_000_000, 20_000_000];
+const TOLERANCE_PERCENT: f64 = 20.0;
+/// A burst takes this part of a second at the rate.
+const BURSTS_PER_SECOND: u32 = 2;
+
+fn bandwidth_is_shared(context: &LabContext) -> Result<()> {
+    let mut lab = AntreaLab::start(context, &[])?;
+    lab.pool("p", range(110, 112), json!({}))?;
+    lab.egress("web", Some("web"), json!({"externalIPPool": "p"}))?;
+    let gateway = lab.served("web", "172.18.0.110")?;
+    for name in ["web1", "web2"] {
+        lab.cluster.is_seen_as(name, Some("172.18.0.110"), None)?;
+    }
+    let received = Received::serve(lab.cluster.lab.outside(), None)?;
+    for limit in LIMITS {
+        println!("{limit} bit/s for the pods of two nodes");
+        let burst = limit / BURSTS_PER_SECOND;
+        let bandwidth = json!({"rate": limit.to_string(), "burst": burst.to_string()});
+        lab.cluster.api.merge(&format!("{EGRESSES}/web"), &json!({"spec": {"bandwidth": bandwidth}}))?;
+        let shown = format!("(at most {} Mbit/s)", limit / 1_000_000);
+        until_true(&format!("node{gateway} shows {shown}"), REALISED, || {
+            let status = lab.cluster.agent(gateway)?.status(&[])?;
+            Ok(String::from_utf8_lossy(&status.stdout).contains(&shown))
+        })?;
+        let mut senders = Vec::new();
+        for name in ["web1", "web2"] {
+            senders.push(received.datagrams(&lab.cluster.pod(name)?.netns, None)?);
+        }
+        // The burst is used up by then: each sender alone is faster.
+        thread::sleep(Duration::from_secs(1));
+        let percent = received.bits_per_second(Duration::from_secs(3)) * 100.0 / f64::from(limit);
+        println!("{percent:.1} % of it arrives");
+        let plain = lab.cluster.pod("plain")?;
+        let seen = observe(&plain.netns, plan::SERVER.v4.into())?;
+        senders.into_iter().try_for_each(LoadSender::stop)?;
+        ensure!((percent - 100.0).abs() <= TOLERANCE_PERCENT, "{percent} % of {limit} bit/s");
+        ensure!(matches!(seen, Observed::Source(_)), "another pod is limited too: {seen:?}");
+    }
+    println!("without a limit");
+    lab.cluster.api.merge(&format!("{EGRESSES}/web"), &json!({"spec": {"bandwidth": null}}))?;
+    until_true(&format!("node{gateway} shows no limit"), REALISED, || {
+        let status = lab.cluster.agent(gateway)?.status(&[])?;
+        Ok(!String::from_utf8_lossy(&status.stdout).contains("(at most"))
+    })
 }
 
 fn follow_nodes(context: &LabContext) -> Result<()> {

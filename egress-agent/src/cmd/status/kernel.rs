@@ -45,9 +45,20 @@ fn dash(text: Option<&String>) -> String {
 fn objects(of: &[PolicyReport]) -> String {
     rows(["OBJECT", "ID", "PODS HERE", "EGRESS IPS"], of, |one| {
         let places: Vec<_> = one.egress_ips.iter().map(|ip| format!("{} {}", ip.address, ip.at)).collect();
-        let places = if places.is_empty() { "none".to_owned() } else { places.join(", ") };
+        let mut places = if places.is_empty() { "none".to_owned() } else { places.join(", ") };
+        if let Some(limit) = one.limit {
+            places.push_str(&format!(" (at most {})", rate(limit.bits_per_second)));
+        }
         [dash(one.name.as_ref()), one.egress_id.to_string(), one.pod_addresses.to_string(), places]
     })
+}
+
+/// In the largest unit that leaves no fraction.
+fn rate(bits_per_second: u64) -> String {
+    let units = [(1_000_000_000, "Gbit/s"), (1_000_000, "Mbit/s"), (1_000, "kbit/s")];
+    let whole = units.iter().find(|(size, _)| bits_per_second.is_multiple_of(*size));
+    whole
+        .map_or_else(|| format!("{bits_per_second} bit/s"), |(size, unit)| format!("{} {unit}", bits_per_second / size))
 }
 
 fn gateways(of: &[Gateway]) -> String {
@@ -100,6 +111,8 @@ fn warnings(of: &[LogEntry]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use egress_datapath::survey::report::LimitReport;
+
     use super::*;
     use egress_datapath::survey::report::Served;
 
@@ -130,7 +143,13 @@ mod tests {
             maps: vec![fill("pods", 1), fill("policy", 60), fill("nat", 2)],
         };
         let status = Status {
-            objects: vec![PolicyReport { egress_id: 3, name: Some("first".into()), pod_addresses: 2, egress_ips }],
+            objects: vec![PolicyReport {
+                egress_id: 3,
+                name: Some("first".into()),
+                pod_addresses: 2,
+                egress_ips,
+                limit: Some(LimitReport { bits_per_second: 1_500_000_000, burst_ms: 100 }),
+            }],
             gateways: vec![Gateway {
                 endpoint: "172.18.0.3".parse().expect("a literal"),
                 node: Some("node2".into()),

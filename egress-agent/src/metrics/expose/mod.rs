@@ -115,6 +115,7 @@ fn series(metric: Id, snapshot: &Snapshot) -> Vec<Series> {
         Id::EipBytes => both_directions(snapshot, |c| (c.egress_bytes, c.ingress_bytes)),
         Id::EipCreated => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.nat_entries))),
         Id::EipRefusals => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.refusals))),
+        Id::EipLimited => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.limited))),
         Id::EipMappings => egress_ips(snapshot, |id| Some(Value::Count(use_of(snapshot, id)?.mappings.into()))),
         Id::EipPortUse => egress_ips(snapshot, |id| Some(Value::Real(use_of(snapshot, id)?.ratio()))),
         Id::EgressIpsUnshown => in_kernel(|of| of.served.len().saturating_sub(MOST_EGRESS_IPS)),

@@ -35,6 +35,7 @@ fn everything(process: Process) -> Snapshot {
         ingress_bytes: 900,
         nat_entries: 4,
         refusals: 2,
+        limited: 3,
     };
     let dropped = (Verdict::NoGateway, Count { packets: 5, bytes: 300 });
     let busy = Use { mappings: 4, busiest: 48_384, ports: 64_512 };
@@ -115,6 +116,7 @@ fn a_scrape_has_the_labels_and_values_of_the_snapshot() {
         r#"egress_agent_egress_ip_packets_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo",direction="egress"} 10"#,
         r#"egress_agent_egress_ip_bytes_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo",direction="ingress"} 900"#,
         r#"egress_agent_egress_ip_refusals_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 2"#,
+        r#"egress_agent_egress_ip_limited_packets_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 3"#,
         r#"egress_agent_egress_ip_port_use_ratio{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 0.75"#,
         r#"egress_agent_egress_ip_info{egress_ip="172.18.0.100",egressip="one\"\\\ntwo",interface="eth1"} 1"#,
         r#"egress_agent_map_entries{map="nat"} 8"#,

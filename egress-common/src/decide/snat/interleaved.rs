@@ -114,6 +114,9 @@ impl Tables for Cpu<'_> {
     fn has_lease(&self) -> bool {
         true
     }
+    fn has_random_ports(&self) -> bool {
+        false
+    }
     fn has_quota(&self, _pod: &Addr, _egress_id: u32, _held: QuotaKind) -> bool {
         true
     }

@@ -1,4 +1,5 @@
 use std::collections::HashSet;
+use std::vec::Vec;
 
 use super::*;
 use crate::abi::{ExposedPort, Lease, Owned};
@@ -113,6 +114,32 @@ fn a_free_source_port_is_kept() {
     let low = packet("10.244.1.10", "198.51.100.10", 53, 53).headers();
     let low = translate(&low, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
     assert!(low.other.dport() >= 1024);
+}
+
+#[test]
+fn random_ports_are_for_flows_that_begin() {
+    let maps = MemoryMaps::new();
+    maps.configure(|config| config.random_ports = 1);
+    let sent = |port| packet("10.244.1.10", "198.51.100.10", port, 80);
+    let given = |headers: &Headers| {
+        let nat_entry = translate(headers, &Quote::NONE, &maps, &SOURCE, &OWNER).expect("a free port");
+        nat_entry.other.dport()
+    };
+    let id = |sent: &FrameFields| sent.headers().tuple.sport();
+    for kind in ["UDP", "TCP", "a query"] {
+        let of = |sent: FrameFields| match kind {
+            "UDP" => sent,
+            "TCP" => sent.tcp(tcp::SYN),
+            _ => sent.clone().echo(id(&sent)),
+        };
+        let flows: Vec<Headers> = (4000..4016).map(|port| of(sent(port)).headers()).collect();
+        let ports: Vec<u16> = flows.iter().map(given).collect();
+        let kept = flows.iter().zip(&ports).filter(|(flow, port)| flow.tuple.sport() == **port).count();
+        assert!(kept <= 1, "{kind}: {kept} of 16 have their own port");
+        assert_eq!(flows.iter().map(given).collect::<Vec<_>>(), ports, "{kind}: and keep what they have got");
+    }
+    let under_way = sent(5000).tcp(tcp::ACK).headers();
+    assert_eq!(given(&under_way), 5000);
 }
 
 /// At an egress IP that is shared with a Service, neither as the flow's own port nor by a search.

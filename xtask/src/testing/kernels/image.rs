@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use egress_toolchain::{Paths, Progress, debs, output};
 
 /// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
-const WANTED: [&str; 12] = [
+const WANTED: [&str; 13] = [
     "veth",
     "bridge",
     "vxlan",
@@ -22,6 +22,7 @@ const WANTED: [&str; 12] = [
     "8021q",
     "bonding",
     "sch_ingress",
+    "sch_fq",
     "cls_bpf",
     "nf_tables",
     "nft_ct",

@@ -220,7 +220,8 @@ fn entries(
             let pending = pending.iter().filter(|address| family_of(**address) == family);
             let pending: Vec<IpAddr> = pending.take(MAX_SLOTS - slots.len()).copied().collect();
             let when_empty = when_empty(policy, family, settings);
-            entries.insert((id, family), Policy::new(slots, pending, when_empty));
+            let entry = Policy { limit: policy.limit, ..Policy::new(slots, pending, when_empty) };
+            entries.insert((id, family), entry);
         }
     }
     // An address that another policy has by now is not pending.

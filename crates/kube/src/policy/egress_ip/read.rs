@@ -15,7 +15,7 @@ use egress_core::model::policy::{
     AddressUse, Condition, Conditions, EgressPolicy, EligibleNodes, Item, PolicyKind, PolicyPart, Published, Selects,
     Unreadable, parse_egress_ip,
 };
-use egress_core::model::state::{EgressId, EgressIds};
+use egress_core::model::state::{BandwidthLimit, EgressId, EgressIds};
 use egress_core::status::conditions::{ASSIGNED, DEGRADED};
 use egress_core::text::quoted;
 
@@ -53,6 +53,7 @@ pub(in crate::policy) fn policy(kind: PolicyKind, object: &DynamicObject) -> Egr
             EligibleNodes::Labelled
         },
         address_use,
+        limit: if is_assignment { assignment::limit(spec) } else { BandwidthLimit::NONE },
         listed: if by_own_nodes { Vec::new() } else { listed.unwrap_or_else(|| assigned(items.as_deref())) },
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
         published: Published {
