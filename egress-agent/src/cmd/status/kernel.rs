@@ -169,7 +169,7 @@ mod tests {
         };
         let expected = "
 OBJECT  ID  PODS HERE  EGRESS IPS
-first   3   2          172.18.0.100 node2
+first   3   2          172.18.0.100 node2 (at most 1500 Mbit/s)
 
 GATEWAY  ADDRESS     EGRESS IPS  READY  BY LEADER  NEIGHBOUR
 node2    172.18.0.3  1           yes    -          reachable
