@@ -31,6 +31,12 @@ pub fn left_ns() -> u64 {
     LEASE.get_ptr_mut(0).map_or(0, |lease| left(lease, now_ns()))
 }
 
+/// [`left_ns`] for a caller at the end of a long call chain.
+#[inline(always)]
+pub fn left_ns_inline() -> u64 {
+    LEASE.get_ptr_mut(0).map_or(0, |lease| read(lease).1.left_ns(now_ns()))
+}
+
 /// Records that the uplink has received a frame.
 #[inline(always)]
 pub fn heartbeat() {
@@ -62,14 +68,7 @@ fn note_heartbeat(jiffies: u64) {
 
 #[inline(always)]
 fn left(lease: *mut Lease, now_ns: u64) -> u64 {
-    // Volatile: the agent writes at the same time, each word by one store. The deadline first, since the agent writes it
-    // last. SAFETY: see `maps`.
-    let until_ns = unsafe { ptr::read_volatile(&raw const (*lease).until_ns) };
-    // SAFETY: likewise.
-    let heartbeat_ns = unsafe { ptr::read_volatile(&raw const (*lease).heartbeat_ns) };
-    // SAFETY: likewise.
-    let stall_ns = unsafe { ptr::read_volatile(&raw const (*lease).stall_ns) };
-    let found = Lease::bounded(until_ns, heartbeat_ns, stall_ns);
+    let (until_ns, found) = read(lease);
     if found.has_stalled(now_ns) {
         // SAFETY: a field of what the lookup has found; see `maps`.
         let deadline = unsafe { &raw mut (*lease).until_ns };
@@ -78,6 +77,19 @@ fn left(lease: *mut Lease, now_ns: u64) -> u64 {
         return 0;
     }
     found.left_ns(now_ns)
+}
+
+/// The deadline, and the whole lease.
+#[inline(always)]
+fn read(lease: *mut Lease) -> (u64, Lease) {
+    // Volatile: the agent writes at the same time, each word by one store. The deadline first, since the agent writes it
+    // last. SAFETY: see `maps`.
+    let until_ns = unsafe { ptr::read_volatile(&raw const (*lease).until_ns) };
+    // SAFETY: likewise.
+    let heartbeat_ns = unsafe { ptr::read_volatile(&raw const (*lease).heartbeat_ns) };
+    // SAFETY: likewise.
+    let stall_ns = unsafe { ptr::read_volatile(&raw const (*lease).stall_ns) };
+    (until_ns, Lease::bounded(until_ns, heartbeat_ns, stall_ns))
 }
 
 #[inline(always)]

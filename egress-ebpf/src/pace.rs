@@ -12,11 +12,12 @@ use aya_ebpf::btf_maps::LruHashMap;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_skb_set_tstamp};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{Pacing, PolicyEntryKey, Verdict};
-use egress_common::decide::pace::{self, PacketDeparture};
+use egress_common::decide::pace::{self, HORIZON_NS, PacketDeparture};
 use egress_common::decide::{Tables, mtu};
 use egress_common::wire::Frame;
 
 use crate::counters;
+use crate::lease;
 use crate::maps::{Maps, swap};
 use crate::workspace::Run;
 
@@ -67,7 +68,9 @@ fn judge(run: &Run<'_>, egress_id: u32, ifindex: u32) -> Result<(), Verdict> {
     // SAFETY: likewise; other CPUs write it at the same time, by whole words.
     let sent = unsafe { ptr::read_volatile(state) };
     let is_shaped = run.config.paced_uplink != 0 && ifindex == run.config.uplink_ifindex;
-    match pace::departure(&limit, sent, now, is_shaped) {
+    // While a packet waits, no program sees it again.
+    let longest_wait = if is_shaped { lease::left_ns_inline().min(HORIZON_NS) } else { 0 };
+    match pace::departure(&limit, sent, now, longest_wait) {
         PacketDeparture::Now => {}
         PacketDeparture::At(time) => {
             // SAFETY: the context is the program's own.

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use egress_common::abi::{BandwidthLimit, Direction, PolicyEntryKey, Tuple, Verdict};
+use egress_common::abi::{BandwidthLimit, Direction, Lease, PolicyEntryKey, Tuple, Verdict};
 use egress_common::decide::pace::HORIZON_NS;
-use nix::time::{ClockId, clock_gettime};
+use nix::time::ClockId;
 
 use crate::cast::{FamilyAddresses, V4, V6, addr};
 use crate::frames::{ACK, Body, FrameSpec, SYN, packet};
+use crate::lease::{boot_ns, clock_ns};
 use crate::races::{CPUS, has_both_cpus, pin};
 use crate::stage::{FROM_POD, REDIRECT, Ran, SHOT, Stage, TestRun, both, on_stage, test_run};
 
@@ -15,9 +16,7 @@ const MEGABIT: u64 = 1_000_000;
 
 /// The clock of limits, which has no steps of milliseconds.
 fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("the clock");
-    let number = |part: i64| u64::try_from(part).expect("time since the start");
-    number(now.tv_sec()) * 1_000_000_000 + number(now.tv_nsec())
+    clock_ns(ClockId::CLOCK_MONOTONIC)
 }
 
 impl Stage {
@@ -109,6 +108,22 @@ fn the_rate_holds_on_one_cpu_and_on_two() {
     });
 }
 
+/// Sends packets until one is dropped. Returns their departure times, the last departure time that was refused, and when the
+/// program refused it at the earliest.
+fn departures(stage: &mut Stage, cast: &FamilyAddresses, limit: &BandwidthLimit, frame: &[u8]) -> (Vec<u64>, u64, u64) {
+    let mut departures = Vec::new();
+    loop {
+        let before = now_ns();
+        let ran = test_run(stage.program(FROM_POD.program), &FROM_POD, frame);
+        if ran.action == SHOT {
+            return (departures, stage.sent_ns(cast) - limit.burst_ns(), before);
+        }
+        assert_eq!(ran.action, REDIRECT);
+        assert!(ran.departure_ns <= now_ns() + HORIZON_NS);
+        departures.push(ran.departure_ns);
+    }
+}
+
 #[test]
 fn packets_wait_where_the_uplink_keeps_them() {
     both(|stage, cast| {
@@ -116,19 +131,8 @@ fn packets_wait_where_the_uplink_keeps_them() {
         let frame = sent(cast, 1_000).frame();
         let limit = BandwidthLimit::new(MEGABIT, 1_000 * 8);
         stage.limit(cast, limit);
-        let run = |stage: &mut Stage| -> Ran { test_run(stage.program(FROM_POD.program), &FROM_POD, &frame) };
-        let begun = now_ns();
-        let mut departures = Vec::new();
-        let last = loop {
-            let ran = run(stage);
-            if ran.action == SHOT {
-                break stage.sent_ns(cast);
-            }
-            assert_eq!(ran.action, REDIRECT);
-            departures.push(ran.departure_ns);
-        };
-        let wait = last - limit.burst_ns() - now_ns();
-        assert!(wait > HORIZON_NS - 100_000_000 || now_ns() - begun > 100_000_000, "{wait} ns ahead");
+        let (departures, refused, at) = departures(stage, cast, &limit, &frame);
+        assert!(refused > at + HORIZON_NS, "refused {refused} at {at}");
         let later: Vec<u64> = departures.iter().copied().filter(|time| *time != 0).collect();
         assert!(departures[0] == 0 && departures[1] == 0, "the burst: {:?}", &departures[..3]);
         let fit = usize::try_from(HORIZON_NS / limit.time_ns(1_000)).expect("a number");
@@ -136,7 +140,28 @@ fn packets_wait_where_the_uplink_keeps_them() {
         let steps: BTreeSet<u64> = later.windows(2).map(|two| two[1] - two[0]).collect();
         assert_eq!(steps, BTreeSet::from([limit.time_ns(1_000)]), "one after the other, at the rate");
         stage.limit(cast, BandwidthLimit::NONE);
-        assert_eq!(run(stage).departure_ns, 0);
+        assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, &frame).departure_ns, 0);
+    });
+}
+
+/// No program sees a packet again while it waits.
+#[test]
+fn packets_do_not_wait_beyond_the_lease() {
+    both(|stage, cast| {
+        stage.configure(|config| config.paced_uplink = 1);
+        let frame = sent(cast, 1_000).frame();
+        let limit = BandwidthLimit::new(MEGABIT, 0);
+        stage.limit(cast, limit);
+        let left = HORIZON_NS / 4 * 3;
+        let earliest = now_ns() + left;
+        let boot = boot_ns();
+        stage.set_lease(Lease::bounded(boot + left, boot, HORIZON_NS));
+        let latest = now_ns() + left;
+        let (departures, refused, _) = departures(stage, cast, &limit, &frame);
+        let last = departures.last().copied().expect("a packet that waits");
+        assert!(last <= latest && refused > earliest, "{last} of {latest}, {refused} of {earliest}");
+        stage.set_lease(Lease::ENDLESS);
+        assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, &frame).departure_ns, refused);
     });
 }
 

@@ -28,10 +28,14 @@ fn each(test: impl Fn(&mut Stage, &FamilyAddresses) + Send + 'static) {
     });
 }
 
-/// The clock of the lease.
-fn boot_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("the clock");
+pub(crate) fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock).expect("the clock");
     u64::try_from(now.tv_sec()).expect("a time") * 1_000_000_000 + u64::try_from(now.tv_nsec()).expect("a time")
+}
+
+/// The clock of the lease.
+pub(crate) fn boot_ns() -> u64 {
+    clock_ns(ClockId::CLOCK_BOOTTIME)
 }
 
 fn ns(time: Duration) -> u64 {

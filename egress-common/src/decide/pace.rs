@@ -19,14 +19,14 @@ pub enum PacketDeparture {
     Never,
 }
 
-/// The departure of the next packet, by the state of the limit.
+/// The departure of the next packet, by the state of the limit. A packet may wait for `longest_wait_ns`: zero where it is
+/// policed, elsewhere no longer than [`HORIZON_NS`], nor than the node may emit its address.
 #[inline(always)]
-pub const fn departure(limit: &BandwidthLimit, sent_ns: u64, now_ns: u64, is_shaped: bool) -> PacketDeparture {
+pub const fn departure(limit: &BandwidthLimit, sent_ns: u64, now_ns: u64, longest_wait_ns: u64) -> PacketDeparture {
     let ahead = sent_ns.saturating_sub(now_ns);
-    let Some(late) = ahead.checked_sub(limit.burst_ns()) else { return PacketDeparture::Now };
-    match late {
+    match ahead.saturating_sub(limit.burst_ns()) {
         0 => PacketDeparture::Now,
-        _ if is_shaped && late <= HORIZON_NS => PacketDeparture::At(now_ns + late),
+        wait if wait <= longest_wait_ns => PacketDeparture::At(now_ns + wait),
         _ => PacketDeparture::Never,
     }
 }
@@ -38,15 +38,15 @@ mod tests {
     const START: u64 = 5_000_000_000;
 
     /// What a policy that always has another packet sends in this time (ns), with steps between its attempts.
-    fn sent(limit: &BandwidthLimit, is_shaped: bool, bytes: u32, time: u64, step: u64) -> u64 {
+    fn sent(limit: &BandwidthLimit, longest_wait: u64, bytes: u32, time: u64, step: u64) -> u64 {
         let (mut state, mut sent) = (0, 0);
         for now in (START..START + time).step_by(usize::try_from(step).expect("a step")) {
-            let at = match departure(limit, state, now, is_shaped) {
+            let at = match departure(limit, state, now, longest_wait) {
                 PacketDeparture::Now => now,
                 PacketDeparture::At(at) => at,
                 PacketDeparture::Never => continue,
             };
-            assert!(at >= now && at <= now + HORIZON_NS);
+            assert!(at >= now && at <= now + longest_wait);
             state = state.max(now) + limit.time_ns(bytes);
             if at < START + time {
                 sent += u64::from(bytes);
@@ -63,10 +63,10 @@ mod tests {
                 let second = 1_000_000_000;
                 let step = limit.time_ns(bytes) / 3 + 1;
                 let expected = rate / 8 + burst / 8;
-                for is_shaped in [false, true] {
-                    let found = sent(&limit, is_shaped, bytes, second, step);
+                for longest_wait in [0, 100_000_000, HORIZON_NS] {
+                    let found = sent(&limit, longest_wait, bytes, second, step);
                     let slack = expected / 100 + u64::from(bytes);
-                    assert!(found.abs_diff(expected) <= slack, "{rate} {burst} {bytes} {is_shaped}: {found}");
+                    assert!(found.abs_diff(expected) <= slack, "{rate} {burst} {bytes} {longest_wait}: {found}");
                 }
             }
         }
@@ -78,7 +78,7 @@ mod tests {
         let mut state = START;
         let later = START + 60_000_000_000;
         let mut passed = 0;
-        while departure(&limit, state, later, false) == PacketDeparture::Now {
+        while departure(&limit, state, later, 0) == PacketDeparture::Now {
             state = state.max(later) + limit.time_ns(1_000);
             passed += 1;
         }
@@ -86,13 +86,17 @@ mod tests {
     }
 
     #[test]
-    fn a_shaped_packet_waits_until_the_horizon() {
+    fn a_packet_waits_no_longer_than_it_may() {
         let limit = BandwidthLimit::new(8_000_000, 8_000);
         let burst = limit.burst_ns();
-        assert_eq!(departure(&limit, START + burst, START, true), PacketDeparture::Now);
-        assert_eq!(departure(&limit, START + burst + 5, START, true), PacketDeparture::At(START + 5));
-        assert_eq!(departure(&limit, START + burst + 5, START, false), PacketDeparture::Never);
-        assert_eq!(departure(&limit, START + burst + HORIZON_NS, START, true), PacketDeparture::At(START + HORIZON_NS));
-        assert_eq!(departure(&limit, START + burst + HORIZON_NS + 1, START, true), PacketDeparture::Never);
+        let departure = |late, longest_wait| departure(&limit, START + burst + late, START, longest_wait);
+        for longest_wait in [0, 5, HORIZON_NS] {
+            assert_eq!(departure(0, longest_wait), PacketDeparture::Now);
+            assert_eq!(departure(longest_wait + 1, longest_wait), PacketDeparture::Never);
+        }
+        for longest_wait in [5, HORIZON_NS] {
+            assert_eq!(departure(5, longest_wait), PacketDeparture::At(START + 5));
+            assert_eq!(departure(longest_wait, longest_wait), PacketDeparture::At(START + longest_wait));
+        }
     }
 }
