@@ -16,7 +16,7 @@ use egress_datapath::settings::InitialState;
 use egress_datapath::{Dataplane, Settings, StartError};
 
 use crate::actions::addr;
-use crate::node::{self, TestNode, clean, eventually, ip, is_attached, on_node, output};
+use crate::node::{self, TestNode, clean, eventually, forward, ip, is_attached, on_node, output};
 
 const POD: &str = "10.244.1.10";
 const WORLD: &str = "203.0.113.5";
@@ -64,7 +64,7 @@ fn make_other(node: &TestNode) -> PathBuf {
 
 /// Counts the pod's packets that the host forwards, in another table.
 fn count_forwarded() {
-    output(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+    forward();
     output(&[
         "nft",
         "add table inet other; \

@@ -9,7 +9,7 @@ use egress_datapath::names::{Hook, NFT_TABLE};
 use egress_datapath::{Attachment, Dataplane, Settings};
 
 use crate::actions::addr;
-use crate::node::{MGMT, TestNode, attachment, eventually, ip, is_attached, on_node, output, start, within};
+use crate::node::{MGMT, TestNode, attachment, eventually, forward, ip, is_attached, on_node, output, start, within};
 
 const SELECTED: &str = "10.244.1.10";
 const PLAIN: &str = "10.244.1.11";
@@ -60,7 +60,7 @@ fn the_table_names_the_selected_pods_and_no_others() {
 #[test]
 fn no_packet_of_a_selected_pod_passes_while_its_program_is_detached() {
     on_node(|node| async move {
-        output(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+        forward();
         // Another table counts what the host forwards, and must not see our priority.
         output(&[
             "nft",

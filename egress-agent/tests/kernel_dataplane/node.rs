@@ -231,6 +231,11 @@ pub(crate) fn ip(script: &str) {
     assert!(child.wait().expect("wait for ip").success(), "ip refused:\n{script}");
 }
 
+/// The host forwards IPv4 packets.
+pub(crate) fn forward() {
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("the node forwards");
+}
+
 /// The output of a command.
 pub(crate) fn output(command: &[&str]) -> String {
     let (program, arguments) = command.split_first().expect("a command");

@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 
 use crate::actions::addr;
-use crate::node::{TestNode, UPLINK, ip, on_node, output, within};
+use crate::node::{TestNode, UPLINK, forward, ip, on_node, output, within};
 use crate::skips::skipped;
 
 const POD: &str = "10.244.1.10";
@@ -73,7 +73,7 @@ fn limited_packets_wait_in_fq() {
             return;
         }
         node.outside(|| ip(&format!("addr add {POD}/24 dev pods0\nroute add 198.51.100.0/24 via 10.244.1.2\n")));
-        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("the node forwards");
+        forward();
         let mut dataplane = node.start().await;
         assert_eq!(node.config().paced_uplink, 1);
         let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(TunnelEndpoint(addr("172.18.0.2"))) };

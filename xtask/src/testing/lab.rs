@@ -26,7 +26,7 @@ use egress_lab::test::{LabContext, LabTest, Skip};
 use egress_toolchain::{Built, Paths};
 
 /// How the process of a skipped test ends, as automake's do.
-const SKIPPED: u8 = 77;
+pub(super) const SKIPPED: u8 = 77;
 
 /// Every test on the lab, in the order in which they run.
 pub(super) fn lab_tests() -> Vec<LabTest> {

@@ -2,7 +2,7 @@
 //!
 //! Parts: `pure` needs nothing; `program` (test files `kernel_*` of egress-agent) needs root and BPF; `lab` (listed in `lab.rs`)
 //! needs namespaces too; `nodes` needs a kubelet and more (docs/testing.md); `codegen` compares generated files. With
-//! `--kernel` only the tests of `program` run, on another kernel (`kernels`).
+//! `--kernel`, `program` and `lab` run on another kernel (`kernels`).
 //!
 //! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` is given. The last
 //! line of the output is always `N passed, N failed, N skipped`.
@@ -23,7 +23,7 @@ mod verifier;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 
 use crate::checks::{check_generated, generated_paths};
@@ -48,9 +48,9 @@ pub(crate) struct TestArgs {
     /// Run only tests whose name contains this
     #[arg(long)]
     filter: Option<String>,
-    /// Run the tests of programs and datapath on this kernel instead, in a virtual machine, like 6.1 or 6.12; may be
-    /// given several times
-    #[arg(long, value_name = "VERSION", conflicts_with_all = ["only", "list"])]
+    /// Run the part `program` on this kernel instead, in a virtual machine, like 6.1 or 6.12, or `lab` with `--only lab`;
+    /// may be given several times
+    #[arg(long, value_name = "VERSION", conflicts_with = "list")]
     kernel: Vec<String>,
     /// Print the names of the tests, run none
     #[arg(long)]
@@ -123,11 +123,22 @@ fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
 }
 
 fn run_on_kernels(args: &TestArgs, summary: &mut Summary) -> Result<()> {
-    let mut targets = cargo_tests::program(&Paths::find()?)?;
-    // What netfilter does, and so the list of differences from it, is this kernel's.
-    targets.retain(|target| target != "--test=kernel_differential");
-    let request =
-        SuiteRequest { targets, arguments: cargo_tests::filtered(args.filter()), no_install: args.no_install };
+    if let Some(part) = args.only.iter().find(|part| !matches!(part, Part::Program | Part::Lab)) {
+        bail!("{part} does not run on another kernel: program and lab do");
+    }
+    let mut targets = Vec::new();
+    if args.only.is_empty() || args.only.contains(&Part::Program) {
+        targets = cargo_tests::program(&Paths::find()?)?;
+        // What netfilter does, and so the list of differences from it, is this kernel's.
+        targets.retain(|target| target != "--test=kernel_differential");
+    }
+    let mut on_lab = Vec::new();
+    if args.only.contains(&Part::Lab) {
+        on_lab.extend(lab::lab_tests().iter().map(|test| test.name.to_owned()));
+        on_lab.retain(|name| name.contains(args.filter()));
+    }
+    let arguments = cargo_tests::filtered(args.filter());
+    let request = SuiteRequest { targets, arguments, on_lab, no_install: args.no_install };
     kernels::run(&args.kernel, &request, summary).map(drop)
 }
 

@@ -86,8 +86,12 @@ fn here(args: &VerifierArgs, paths: &Paths, summary: &mut Summary) -> Result<Vec
 }
 
 fn guests(args: &VerifierArgs, summary: &mut Summary) -> Result<Vec<String>> {
-    let request =
-        SuiteRequest { targets: cargo_tests::named(BINARY), arguments: arguments(), no_install: args.no_install };
+    let request = SuiteRequest {
+        targets: cargo_tests::named(BINARY),
+        arguments: arguments(),
+        on_lab: Vec::new(),
+        no_install: args.no_install,
+    };
     kernels::run(&args.kernel, &request, summary)
 }
 

@@ -408,7 +408,7 @@ fn two_networks(context: &LabContext) -> Result<()> {
     for (node, device) in
         lab.cluster.lab.nodes().iter().flat_map(|node| [(node, "all"), (node, UPLINK), (node, SECOND_UPLINK)])
     {
-        node.host.exec("sysctl", &["-qw", &format!("net.ipv4.conf.{device}.rp_filter=0")])?;
+        node.host.sysctl(&[(format!("ipv4/conf/{device}/rp_filter"), "0".to_owned())])?;
     }
     let plain = lab.cluster.pod(PLAIN)?;
     let _server = Server::in_pod(&lab.cluster.lab, plain)?;

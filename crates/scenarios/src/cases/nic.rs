@@ -136,8 +136,8 @@ fn several_objects(context: &LabContext) -> Result<()> {
     cluster.assignable(1, true)?;
     let router = &cluster.lab.second()?.world.ext;
     let switches =
-        ["ipv4.conf.all.arp_accept", "ipv6.conf.lan0.accept_untracked_na", "ipv6.conf.all.accept_untracked_na"];
-    switches.into_iter().try_for_each(|name| router.exec("sysctl", &["-qw", &format!("net.{name}=1")]).map(drop))?;
+        ["ipv4/conf/all/arp_accept", "ipv6/conf/lan0/accept_untracked_na", "ipv6/conf/all/accept_untracked_na"];
+    router.sysctl(&switches.map(|name| (name.to_owned(), "1".to_owned())))?;
     let shown = link_address(cluster.lab.node(node(1)?))?;
     let families: [fn(Dual) -> IpAddr; 2] = [|address| address.v4.into(), |address| address.v6.into()];
     for family in families {

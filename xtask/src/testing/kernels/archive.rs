@@ -41,6 +41,21 @@ impl Archive {
         self.add(Path::new(path), PLAIN, bytes)
     }
 
+    /// A plain file of this machine, in the same place.
+    pub(super) fn file(&mut self, path: &Path) -> Result<()> {
+        let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        self.add(path, PLAIN, &bytes)
+    }
+
+    /// A folder of this machine with its plain files, in the same place.
+    pub(super) fn tree(&mut self, folder: &Path) -> Result<()> {
+        for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {
+            let path = entry.with_context(|| format!("read {}", folder.display()))?.path();
+            if path.is_dir() { self.tree(&path)? } else { self.file(&path)? }
+        }
+        Ok(())
+    }
+
     /// A program of this machine and its libraries, without debug information where there is a tool to take it off.
     pub(super) fn program(&mut self, path: &str, source: &Path) -> Result<()> {
         for library in libraries(source)? {

@@ -5,16 +5,19 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
+use egress_toolchain::output;
+
 use super::line::SerialLine;
 use super::pace;
 use super::plan::{KernelPlan, MODULES, PLAN, PROGRAMS};
-use super::suite::{self, SuiteLimits};
+use super::suite;
 
 const LINE: &str = "/dev/ttyS1";
 
@@ -65,15 +68,16 @@ fn work(line: &SerialLine) -> Result<()> {
     }
     let release = nix::sys::utsname::uname().context("ask for the kernel's version")?;
     line.tell(&format!("up {} ({} modules)", release.release().to_string_lossy(), plan.modules.len()))?;
-    let (_, pace) = pace::measure(&format!("{PROGRAMS}/ip"))?;
-    let conditions = SuiteLimits { at_once: plan.at_once, patience: pace::patience(plan.host_pace, pace) };
+    let ip = format!("{PROGRAMS}/ip");
+    // The lab's API server is there.
+    output(Command::new(&ip).args(["link", "set", "lo", "up"]))?;
+    let (_, pace) = pace::measure(&ip)?;
+    let patience = pace::patience(plan.host_pace, pace);
     let clock = fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
     line.tell(&format!(
-        "pace: starting a program takes {pace:.0?}, {:.0?} on the host; time limits are {} times as long; \
-         {} tests at once; clock {}",
+        "pace: starting a program takes {pace:.0?}, {:.0?} on the host; time limits are {patience} times as long; \
+         clock {}",
         plan.host_pace,
-        conditions.patience,
-        conditions.at_once,
         clock.unwrap_or_default().trim()
     ))?;
     let symbols = fs::read_to_string("/proc/kallsyms").context("read the kernel's symbols")?;
@@ -81,7 +85,7 @@ fn work(line: &SerialLine) -> Result<()> {
         let missing = suite.needs_symbol.as_ref().filter(|name| !has_symbol(&symbols, name));
         match missing {
             Some(name) => line.tell(&format!("without {} (this kernel has no {name})", suite.name))?,
-            None => suite::run(suite, conditions, line)?,
+            None => suite::run(suite, patience, line)?,
         }
     }
     Ok(())

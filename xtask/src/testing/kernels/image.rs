@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use egress_toolchain::{Paths, Progress, debs, output};
 
 /// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
-const WANTED: [&str; 13] = [
+const WANTED: [&str; 17] = [
     "veth",
     "bridge",
     "vxlan",
@@ -26,6 +26,10 @@ const WANTED: [&str; 13] = [
     "cls_bpf",
     "nf_tables",
     "nft_ct",
+    "nft_chain_nat",
+    "nft_nat",
+    "nft_masq",
+    "nft_numgen",
 ];
 
 /// An unpacked kernel.

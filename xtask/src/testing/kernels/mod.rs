@@ -1,4 +1,6 @@
-//! `cargo xtask test --kernel VERSION`: the tests of programs and datapath on another kernel, in a virtual machine.
+//! `cargo xtask test --kernel VERSION`: the parts `program` and `lab` on another kernel, in a virtual machine.
+//!
+//! The guest has its root in memory. Tests on the lab find there what the clone has: the agent, and `deploy`.
 //!
 //! Outside: `image` unpacks the distribution's kernel, `archive` packs the guest's root (programs of this machine, test binaries,
 //! the `plan` of tests), `qemu` runs it, and `watch` counts results and ends a guest that dies or hangs. Inside: `guest` is the
@@ -28,7 +30,7 @@ use super::cargo_tests::{self, DATAPLANE, FILTERS, SAME_BY_FILTERS};
 use super::summary::{PartOutcome, Summary};
 use archive::Archive;
 use egress_toolchain::packages::{self, Purpose};
-use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
+use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, output};
 pub(crate) use guest::run as run_guest;
 use image::KernelImage;
 use plan::{KernelPlan, MODULES, PLAN, PROGRAMS, Suite};
@@ -43,6 +45,12 @@ const TCX_SYMBOL: &str = "tcx_prog_attach";
 
 /// Programs of this machine that tests call.
 const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
+/// The same on the lab.
+const CALLED_ON_LAB: [&str; 3] = ["ping", "ethtool", "setpriv"];
+/// A client of the API server does not start without any.
+const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// The lab's target folder in the guest.
+const TARGET: &str = "/target";
 
 /// A busy machine is slow; one that hangs prints nothing. The guest names what it runs every minute.
 const LIMITS: SilenceLimits = SilenceLimits { boot: Duration::from_secs(600), silence: Duration::from_secs(600) };
@@ -56,6 +64,8 @@ pub(super) struct SuiteRequest {
     pub(super) targets: Vec<String>,
     /// Arguments of the test binaries.
     pub(super) arguments: Vec<String>,
+    /// Tests on the lab, by name.
+    pub(super) on_lab: Vec<String>,
     pub(super) no_install: bool,
 }
 
@@ -65,20 +75,27 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
     let progress = Progress::start();
     let paths = Paths::find()?;
     packages::ensure(Purpose::Guest, !no_install)?;
+    if !request.on_lab.is_empty() {
+        packages::ensure(Purpose::Lab, !no_install)?;
+    }
     let qemu = Qemu::ensure(&paths, &progress)?;
     let images = versions.iter().map(|version| image::ensure(&paths, version, &progress));
     let images = images.collect::<Result<Vec<KernelImage>>>()?;
     progress.step("the eBPF object and the tests");
-    ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
-    let mut tests = cargo_tests::binaries(&request.targets, &paths)?;
+    let built = ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
+    let mut tests = match &request.targets[..] {
+        [] => Vec::new(),
+        targets => cargo_tests::binaries(targets, &paths)?,
+    };
     // The dear ones last, whatever cargo's order.
     tests.sort_by_key(|test| name_of(test).is_ok_and(|name| name == DATAPLANE));
     let lines = RefCell::new(Vec::new());
     for (version, image) in versions.iter().zip(&images) {
         let start = Instant::now();
         let mut outcome = PartOutcome::new(version);
-        let bench = KernelRun { paths: &paths, qemu: &qemu, progress: &progress, version, image, lines: &lines };
-        if let Err(error) = bench.test(&tests, &request.arguments, &mut outcome) {
+        let bench =
+            KernelRun { paths: &paths, built: &built, qemu: &qemu, progress: &progress, version, image, lines: &lines };
+        if let Err(error) = bench.test(&tests, request, &mut outcome) {
             outcome.fail(&format!("{error:#}"));
         }
         outcome.elapsed = start.elapsed();
@@ -90,6 +107,7 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
 /// One kernel and what runs it.
 struct KernelRun<'a> {
     paths: &'a Paths,
+    built: &'a Built,
     qemu: &'a Qemu,
     progress: &'a Progress,
     version: &'a str,
@@ -99,10 +117,10 @@ struct KernelRun<'a> {
 }
 
 impl KernelRun<'_> {
-    fn test(&self, tests: &[PathBuf], arguments: &[String], outcome: &mut PartOutcome) -> Result<()> {
+    fn test(&self, tests: &[PathBuf], request: &SuiteRequest, outcome: &mut PartOutcome) -> Result<()> {
         let root = self.paths.kernels().join(format!("root-{}.cpio", self.version));
         self.progress.step(&format!("{}: packing the guest's root", self.version));
-        self.pack(&root, tests, arguments)?;
+        self.pack(&root, tests, request)?;
         for accelerator in self.accelerators() {
             if self.boot(accelerator, &root, outcome)? {
                 return Ok(());
@@ -116,7 +134,8 @@ impl KernelRun<'_> {
         self.paths.kernels().join(format!("console-{}.log", self.version))
     }
 
-    fn pack(&self, root: &Path, tests: &[PathBuf], arguments: &[String]) -> Result<()> {
+    fn pack(&self, root: &Path, tests: &[PathBuf], request: &SuiteRequest) -> Result<()> {
+        let arguments = &request.arguments[..];
         let mut archive = Archive::create(root)?;
         for folder in ["/dev", "/proc", "/sys", "/run", "/tmp"] {
             archive.folder(folder)?;
@@ -125,12 +144,9 @@ impl KernelRun<'_> {
         let init = root.with_extension("init");
         fs::copy("/proc/self/exe", &init).with_context(|| format!("copy this program to {}", init.display()))?;
         archive.program("/init", &init)?;
-        for name in CALLED {
-            let program = packages::find(name).with_context(|| format!("there is no {name}"))?;
-            archive.program(&format!("{PROGRAMS}/{name}"), &program)?;
-        }
+        called(&mut archive, &CALLED)?;
         let (host_pace, _) = pace::measure("ip")?;
-        let mut plan = KernelPlan { modules: Vec::new(), suites: Vec::new(), at_once: CPUS, host_pace };
+        let mut plan = KernelPlan { modules: Vec::new(), suites: Vec::new(), host_pace };
         for (name, bytes) in self.image.modules()? {
             archive.data(&format!("{MODULES}/{name}"), &bytes)?;
             plan.modules.push(name);
@@ -143,6 +159,14 @@ impl KernelRun<'_> {
             let is_whole = matches!(arguments, [filter] if name.contains(filter.as_str()));
             let tests = listed(test, if is_whole { &[] } else { arguments })?;
             plan.suites.extend(suites(&name, &program, &tests, arguments));
+        }
+        if !request.on_lab.is_empty() {
+            called(&mut archive, &CALLED_ON_LAB)?;
+            let there = Built::expected(&Paths { target: PathBuf::from(TARGET), ..self.paths.clone() }, false);
+            archive.program(&there.agent.to_string_lossy(), &self.built.agent)?;
+            archive.tree(&self.paths.root.join("deploy"))?;
+            archive.file(Path::new(AUTHORITIES))?;
+            plan.suites.push(suite_on_lab(&request.on_lab));
         }
         archive.data(PLAN, &serde_json::to_vec(&plan).context("write the guest's plan")?)?;
         archive.finish()
@@ -184,6 +208,14 @@ impl KernelRun<'_> {
     }
 }
 
+fn called(archive: &mut Archive, programs: &[&str]) -> Result<()> {
+    for name in programs {
+        let program = packages::find(name).with_context(|| format!("there is no {name}"))?;
+        archive.program(&format!("{PROGRAMS}/{name}"), &program)?;
+    }
+    Ok(())
+}
+
 /// The test's name, from the file that cargo made: `NAME-HASH`.
 fn name_of(test: &Path) -> Result<String> {
     let file = test.file_name().context("a test binary without a name")?.to_string_lossy();
@@ -206,7 +238,10 @@ fn suites(name: &str, program: &str, tests: &[String], arguments: &[String]) -> 
     let suite = Suite {
         name: name.to_owned(),
         program: program.to_owned(),
+        before: Vec::new(),
+        after: ["--exact", "--nocapture", "--test-threads=1"].map(str::to_owned).to_vec(),
         tests: tests.to_vec(),
+        at_once: CPUS,
         environment: vec![environment(THINNED)],
         needs_symbol: None,
         is_shown: arguments.iter().any(|argument| argument == "--nocapture"),
@@ -224,6 +259,21 @@ fn suites(name: &str, program: &str, tests: &[String], arguments: &[String]) -> 
         ..suite.clone()
     };
     [suite, filters].into_iter().filter(|suite| !suite.tests.is_empty()).collect()
+}
+
+/// Of tests on the lab, which are run by this program. Each starts several agents, so none is run beside another.
+fn suite_on_lab(tests: &[String]) -> Suite {
+    Suite {
+        name: "lab".to_owned(),
+        program: "/init".to_owned(),
+        before: ["test", "--lab-one"].map(str::to_owned).to_vec(),
+        after: Vec::new(),
+        tests: tests.to_vec(),
+        at_once: 1,
+        environment: vec![("CARGO_TARGET_DIR".to_owned(), TARGET.to_owned())],
+        needs_symbol: None,
+        is_shown: false,
+    }
 }
 
 #[cfg(test)]

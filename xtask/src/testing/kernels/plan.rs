@@ -16,19 +16,22 @@ pub(super) struct KernelPlan {
     /// In the order in which they can be loaded.
     pub(super) modules: Vec<String>,
     pub(super) suites: Vec<Suite>,
-    /// How many tests run at once.
-    pub(super) at_once: usize,
     /// What [`super::pace`] has measured on the host.
     pub(super) host_pace: Duration,
 }
 
-/// A test binary; each of its tests is run in a process of its own.
+/// Tests of one binary; each is run in a process of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Suite {
     /// For people; no spaces.
     pub(super) name: String,
     pub(super) program: String,
+    /// Arguments before a test's name, and after it.
+    pub(super) before: Vec<String>,
+    pub(super) after: Vec<String>,
     pub(super) tests: Vec<String>,
+    /// How many run at once.
+    pub(super) at_once: usize,
     pub(super) environment: Vec<(String, String)>,
     /// Left out on a kernel without this symbol.
     pub(super) needs_symbol: Option<String>,

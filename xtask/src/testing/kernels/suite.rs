@@ -13,12 +13,14 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use super::super::lab;
 use super::guest::BPFFS;
 use super::line::SerialLine;
 use super::pace;
 use super::plan::{PROGRAMS, Suite};
 
-/// Read by the tests (kernel_dataplane/node.rs, kernel_programs/slow_guest.rs): by what they multiply their own limits.
+/// Read by the tests (kernel_dataplane/node.rs, kernel_programs/slow_guest.rs, the lab's wait.rs): by what they multiply
+/// their own limits.
 const PATIENCE: &str = "EGRESS_TEST_PATIENCE";
 
 /// Read by the tests (kernel_programs/object_pool.rs): where an object is pinned for the next test, each row of tests its own. The
@@ -37,21 +39,23 @@ const SLOWEST: usize = 5;
 /// Lines of a test that has passed which someone must see: that it looked at less than elsewhere, or at nothing.
 const REMARKS: [&str; 2] = ["skipped: ", "reduced: "];
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SuiteLimits {
-    pub(super) at_once: usize,
-    pub(super) patience: u32,
-}
-
 /// What came of a test.
 struct FinishedTest {
     name: String,
-    passed: bool,
+    end: TestEnd,
     took: Duration,
 }
 
+#[derive(Debug, PartialEq, Eq)]
+enum TestEnd {
+    Passed,
+    Skipped,
+    /// And how.
+    Failed(String),
+}
+
 /// Runs all tests of the suite.
-pub(super) fn run(suite: &Suite, conditions: SuiteLimits, line: &SerialLine) -> Result<()> {
+pub(super) fn run(suite: &Suite, patience: u32, line: &SerialLine) -> Result<()> {
     line.tell(&format!("begins {} {}", suite.name, suite.tests.len()))?;
     let start = Instant::now();
     let queue: Mutex<VecDeque<&String>> = Mutex::new(suite.tests.iter().collect());
@@ -59,14 +63,14 @@ pub(super) fn run(suite: &Suite, conditions: SuiteLimits, line: &SerialLine) -> 
     let worker = |number: usize| -> Result<Vec<FinishedTest>> {
         let mut ended = Vec::new();
         while let Some(name) = next() {
-            ended.push(one(suite, name, number, conditions, line)?);
+            ended.push(one(suite, name, number, patience, line)?);
         }
         Ok(ended)
     };
     let mut ended = Vec::new();
     std::thread::scope(|scope| -> Result<()> {
         let worker = &worker;
-        let workers: Vec<_> = (0..conditions.at_once).map(|number| scope.spawn(move || worker(number))).collect();
+        let workers: Vec<_> = (0..suite.at_once).map(|number| scope.spawn(move || worker(number))).collect();
         for worker in workers {
             ended.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
         }
@@ -76,8 +80,8 @@ pub(super) fn run(suite: &Suite, conditions: SuiteLimits, line: &SerialLine) -> 
 }
 
 fn summary(mut ended: Vec<FinishedTest>, took: Duration) -> String {
-    let passed = ended.iter().filter(|test| test.passed).count();
-    let failed = ended.len() - passed;
+    let passed = ended.iter().filter(|test| test.end == TestEnd::Passed).count();
+    let failed = ended.iter().filter(|test| matches!(test.end, TestEnd::Failed(_))).count();
     ended.sort_by_key(|test| std::cmp::Reverse(test.took));
     let slowest: Vec<_> =
         ended.iter().take(SLOWEST).map(|test| format!("{} {:.0} s", test.name, test.took.as_secs_f64())).collect();
@@ -86,68 +90,74 @@ fn summary(mut ended: Vec<FinishedTest>, took: Duration) -> String {
 }
 
 /// Runs one test and prints its result.
-fn one(suite: &Suite, name: &str, worker: usize, conditions: SuiteLimits, line: &SerialLine) -> Result<FinishedTest> {
+fn one(suite: &Suite, name: &str, worker: usize, patience: u32, line: &SerialLine) -> Result<FinishedTest> {
     let path = format!("/tmp/said-{worker}");
     let log = File::create(&path).with_context(|| format!("create {path}"))?;
     let also = log.try_clone().with_context(|| format!("share {path}"))?;
     let start = Instant::now();
     let mut command = Command::new(&suite.program);
     command
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .args(&suite.before)
+        .arg(name)
+        .args(&suite.after)
         .envs(suite.environment.iter().map(|(name, value)| (name, value)))
-        .env(PATIENCE, conditions.patience.to_string())
+        .env(PATIENCE, patience.to_string())
         .env(KEPT, format!("{BPFFS}/kept-{worker}"))
         .env("PATH", PROGRAMS)
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(also)
         .process_group(0);
-    let limit = pace::test_limit(conditions.patience);
-    let how = wait(&mut command, limit, |elapsed| {
+    let limit = pace::test_limit(patience);
+    let end = wait(&mut command, limit, |elapsed| {
         line.tell(&format!("running {} {name}, {:.0} s by now", suite.name, elapsed.as_secs_f64()))
     })?;
     let took = start.elapsed();
     let text = fs::read(&path).with_context(|| format!("read {path}"))?;
     let text = String::from_utf8_lossy(&text);
-    let passed = how.is_none();
     let about = format!("{} {name} {:.1}", suite.name, took.as_secs_f64());
     line.show(
-        &worth_showing(&text, passed, suite.is_shown),
-        &match how {
-            None => format!("passed {about}"),
-            Some(how) => format!("failed {about} {how}"),
+        &worth_showing(&text, !matches!(end, TestEnd::Failed(_)), suite.is_shown),
+        &match &end {
+            TestEnd::Passed => format!("passed {about}"),
+            TestEnd::Skipped => format!("skipped {about}"),
+            TestEnd::Failed(how) => format!("failed {about} {how}"),
         },
     )?;
-    Ok(FinishedTest { name: name.to_owned(), passed, took })
+    Ok(FinishedTest { name: name.to_owned(), end, took })
 }
 
-fn worth_showing(text: &str, passed: bool, is_shown: bool) -> Vec<&str> {
+fn worth_showing(text: &str, is_good: bool, is_shown: bool) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().collect();
     if is_shown {
         return lines;
     }
-    if passed {
+    if is_good {
         return lines.into_iter().filter(|line| REMARKS.iter().any(|remark| line.starts_with(remark))).collect();
     }
     lines[lines.len().saturating_sub(SHOWN_LINES)..].to_vec()
 }
 
-/// Runs it to its end; how it failed, if it did. What it has started and left is ended with it.
+/// Runs it to its end. What it has started and left is ended with it.
 fn wait(
     command: &mut Command,
     limit: Duration,
     mut sign_of_life: impl FnMut(Duration) -> Result<()>,
-) -> Result<Option<String>> {
+) -> Result<TestEnd> {
     let mut child = command.spawn().context("start a test")?;
     let group = Pid::from_raw(i32::try_from(child.id()).context("a process number")?);
     let (start, mut reported) = (Instant::now(), Duration::ZERO);
-    let how = loop {
+    let end = loop {
         if let Some(status) = child.try_wait().context("wait for a test")? {
-            break (!status.success()).then(|| status.to_string());
+            break match status.code() {
+                Some(0) => TestEnd::Passed,
+                Some(code) if code == i32::from(lab::SKIPPED) => TestEnd::Skipped,
+                _ => TestEnd::Failed(status.to_string()),
+            };
         }
         let elapsed = start.elapsed();
         if elapsed > limit {
-            break Some(format!("not within {} s", limit.as_secs()));
+            break TestEnd::Failed(format!("not within {} s", limit.as_secs()));
         }
         if elapsed > reported + SIGN_OF_LIFE {
             reported = elapsed;
@@ -161,12 +171,16 @@ fn wait(
         Err(error) => return Err(error).context("end what a test has left"),
     }
     child.wait().context("wait for a test")?;
-    Ok(how)
+    Ok(end)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn failed(how: &str) -> TestEnd {
+        TestEnd::Failed(how.to_owned())
+    }
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -178,12 +192,12 @@ mod tests {
     fn a_test_that_hangs_is_ended_with_what_it_has_started() {
         let long = Duration::from_secs(60);
         let quiet = |_| Ok(());
-        assert_eq!(wait(&mut shell("exit 0"), long, quiet).expect("run"), None);
-        let failed = wait(&mut shell("exit 3"), long, quiet).expect("run");
-        assert_eq!(failed.as_deref(), Some("exit status: 3"));
+        for (code, end) in [(0, TestEnd::Passed), (77, TestEnd::Skipped), (3, failed("exit status: 3"))] {
+            assert_eq!(wait(&mut shell(&format!("exit {code}")), long, quiet).expect("run"), end);
+        }
         let start = Instant::now();
         let hung = wait(&mut shell("sleep 60 & sleep 60"), Duration::from_millis(300), quiet).expect("run");
-        assert_eq!(hung.as_deref(), Some("not within 0 s"));
+        assert_eq!(hung, failed("not within 0 s"));
         assert!(start.elapsed() < Duration::from_secs(30));
     }
 
@@ -199,12 +213,10 @@ mod tests {
 
     #[test]
     fn a_suite_names_its_slowest() {
-        let ended = |name: &str, seconds, passed| FinishedTest {
-            name: name.to_owned(),
-            passed,
-            took: Duration::from_secs(seconds),
-        };
-        let text = summary(vec![ended("a", 1, true), ended("b", 9, false)], Duration::from_secs(90));
-        assert_eq!(text, "1 passed, 1 failed in 1.5 minutes; slowest: b 9 s, a 1 s");
+        let ended =
+            |name: &str, seconds, end| FinishedTest { name: name.to_owned(), end, took: Duration::from_secs(seconds) };
+        let tests = vec![ended("a", 1, TestEnd::Passed), ended("b", 9, failed("")), ended("c", 0, TestEnd::Skipped)];
+        let text = summary(tests, Duration::from_secs(90));
+        assert_eq!(text, "1 passed, 1 failed in 1.5 minutes; slowest: b 9 s, a 1 s, c 0 s");
     }
 }

@@ -128,6 +128,10 @@ impl Progressing {
                 outcome.passed += 1;
                 return Some(self.ended());
             }
+            "skipped" => {
+                outcome.skipped += 1;
+                return Some(self.ended());
+            }
             "failed" => {
                 outcome.fail(rest);
                 return Some(self.ended());
@@ -197,13 +201,13 @@ mod tests {
     #[test]
     fn results_are_counted_up_to_the_last_word() {
         let (state, outcome) = say(
-            "echo 'guest: up 6.1.0 (9 modules)'; echo 'guest: begins a 3'; echo 'guest: passed a x 0.1'; \
-             echo 'guest: failed a y 0.1 exit status: 101'; echo 'guest: passed a z 2.0'; \
+            "echo 'guest: up 6.1.0 (9 modules)'; echo 'guest: begins a 4'; echo 'guest: passed a x 0.1'; \
+             echo 'guest: failed a y 0.1 exit status: 101'; echo 'guest: passed a z 2.0'; echo 'guest: skipped a w 0.1'; \
              echo 'guest: ended a 2 passed, 1 failed'; echo 'guest: done'",
             limits(LONG),
         );
         assert_eq!(state.release.as_deref(), Some("6.1.0"));
-        assert_eq!((outcome.passed, outcome.failed), (2, 1));
+        assert_eq!((outcome.passed, outcome.failed, outcome.skipped), (2, 1, 1));
     }
 
     #[test]
