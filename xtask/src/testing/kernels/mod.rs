@@ -33,7 +33,7 @@ use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, output};
 pub(crate) use guest::run as run_guest;
 use image::KernelImage;
-use plan::{KernelPlan, MODULES, PLAN, PROGRAMS, Suite};
+use plan::{KernelPlan, MODULES, PLAN, PROGRAMS, Suite, TARGET};
 use qemu::{Accelerator, CPUS, Qemu};
 use watch::SilenceLimits;
 
@@ -47,10 +47,10 @@ const TCX_SYMBOL: &str = "tcx_prog_attach";
 const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
 /// The same on the lab.
 const CALLED_ON_LAB: [&str; 3] = ["ping", "ethtool", "setpriv"];
+/// Agents and controllers read it. With the default of one second, slow nodes count as unreachable.
+const SLOW_NODES: (&str, &str) = ("EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", "10");
 /// A client of the API server does not start without any.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// The lab's target folder in the guest.
-const TARGET: &str = "/target";
 
 /// A busy machine is slow; one that hangs prints nothing. The guest names what it runs every minute.
 const LIMITS: SilenceLimits = SilenceLimits { boot: Duration::from_secs(600), silence: Duration::from_secs(600) };
@@ -270,7 +270,9 @@ fn suite_on_lab(tests: &[String]) -> Suite {
         after: Vec::new(),
         tests: tests.to_vec(),
         at_once: 1,
-        environment: vec![("CARGO_TARGET_DIR".to_owned(), TARGET.to_owned())],
+        environment: [("CARGO_TARGET_DIR", TARGET), SLOW_NODES]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .to_vec(),
         needs_symbol: None,
         is_shown: false,
     }

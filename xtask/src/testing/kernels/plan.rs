@@ -10,6 +10,8 @@ pub(super) const PLAN: &str = "/plan.json";
 pub(super) const MODULES: &str = "/modules";
 /// Programs that tests call.
 pub(super) const PROGRAMS: &str = "/bin";
+/// The lab's target folder.
+pub(super) const TARGET: &str = "/target";
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KernelPlan {

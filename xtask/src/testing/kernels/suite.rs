@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use super::super::lab;
 use super::guest::BPFFS;
 use super::line::SerialLine;
 use super::pace;
-use super::plan::{PROGRAMS, Suite};
+use super::plan::{PROGRAMS, Suite, TARGET};
 
 /// Read by the tests (kernel_dataplane/node.rs, kernel_programs/slow_guest.rs, the lab's wait.rs): by what they multiply
 /// their own limits.
@@ -32,6 +33,9 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
 
 /// The end of the output of a failed test.
 const SHOWN_LINES: usize = 120;
+
+/// Of each log.
+const SHOWN_WARNINGS: usize = 20;
 
 /// How the slowest tests are known: the ones to look at when a guest takes too long.
 const SLOWEST: usize = 5;
@@ -116,8 +120,12 @@ fn one(suite: &Suite, name: &str, worker: usize, patience: u32, line: &SerialLin
     let text = fs::read(&path).with_context(|| format!("read {path}"))?;
     let text = String::from_utf8_lossy(&text);
     let about = format!("{} {name} {:.1}", suite.name, took.as_secs_f64());
+    let has_failed = matches!(end, TestEnd::Failed(_));
+    let logs = if has_failed { warnings(&Path::new(TARGET).join("test-logs/lab").join(name)) } else { Vec::new() };
+    let mut shown = worth_showing(&text, !has_failed, suite.is_shown);
+    shown.extend(logs.iter().map(String::as_str));
     line.show(
-        &worth_showing(&text, !matches!(end, TestEnd::Failed(_)), suite.is_shown),
+        &shown,
         &match &end {
             TestEnd::Passed => format!("passed {about}"),
             TestEnd::Skipped => format!("skipped {about}"),
@@ -125,6 +133,18 @@ fn one(suite: &Suite, name: &str, worker: usize, patience: u32, line: &SerialLin
         },
     )?;
     Ok(FinishedTest { name: name.to_owned(), end, took })
+}
+
+/// The last warnings in the logs of a test on the lab, which end with the guest.
+fn warnings(logs: &Path) -> Vec<String> {
+    let mut shown = Vec::new();
+    for entry in fs::read_dir(logs).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let found: Vec<&str> = text.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
+        let last = &found[found.len().saturating_sub(SHOWN_WARNINGS)..];
+        shown.extend(last.iter().map(|line| format!("{}: {line}", entry.file_name().to_string_lossy())));
+    }
+    shown
 }
 
 fn worth_showing(text: &str, is_good: bool, is_shown: bool) -> Vec<&str> {

@@ -57,6 +57,7 @@ const FLOW_CACHE: &str = "egress-ebpf/src/flow_cache.rs";
 const FRAGMENT: &str = "egress-ebpf/src/fragment.rs";
 const PROGRAM_FROM_NETDEV: &str = "egress-ebpf/src/from_netdev.rs";
 const ICMP: &str = "egress-ebpf/src/icmp.rs";
+const PROGRAM_PACE: &str = "egress-ebpf/src/pace.rs";
 const LEASE: &str = "egress-ebpf/src/lease.rs";
 const MAIN: &str = "egress-ebpf/src/main.rs";
 const MAPS: &str = "egress-ebpf/src/maps.rs";
@@ -76,6 +77,7 @@ const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
 const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
 const LEASE_ABI: &str = "egress-common/src/abi/lease.rs";
 const TO_NETDEV: &str = "egress-common/src/decide/to_netdev.rs";
+const PACE: &str = "egress-common/src/decide/pace.rs";
 const RESET: &str = "egress-common/src/wire/reset.rs";
 const LIMIT: &str = "egress-common/src/decide/limit.rs";
 const MTU: &str = "egress-common/src/decide/mtu.rs";
@@ -423,6 +425,24 @@ mutations! { PROGRAMS,
         "AnswerKey::new(*pod, kind)" => "AnswerKey::new(*pod, AnswerKind::TooBigToPod)";
     "budget-of-the-peer", ICMP, ["answers::"], "each peer of a pod, and each forged one, has a budget":
         "&found.nat_entry.other.saddr" => "&found.nat_entry.other.daddr";
+
+    // Bandwidth limits and random ports.
+    "packets-wait-beyond-the-lease", PROGRAM_PACE, ["bandwidth::"], "packets leave from an address that another node serves by now":
+        "lease::left_ns_inline().min(HORIZON_NS)" => "lease::left_ns_inline().max(HORIZON_NS)";
+    "packets-wait-on-every-uplink", PROGRAM_PACE, ["bandwidth::"], "without `fq`, packets beyond a limit leave at once":
+        "run.config.paced_uplink != 0 && ifindex" => "run.config.paced_uplink != 2 && ifindex";
+    "a-pause-saves-everything", PROGRAM_PACE, ["bandwidth::"], "a policy that was silent for an hour sends an hour's worth at once":
+        "swap(state, sent, now + time)" => "swap(state, sent, sent + time)";
+    "segments-without-headers", PROGRAM_PACE, ["bandwidth::"], "small segments exceed the limit by half":
+        "mtu::wire_bytes(run.packet.len() as u32, run.packet.gso_size(), run.headers)" => "run.packet.len() as u32 + 0 * mtu::wire_bytes(0, 0, run.headers)";
+    "flow-cache-without-limit", FLOW_CACHE, ["bandwidth::"], "a limit holds for the first packet of a connection alone":
+        "cached.verdict |= LIMITED;" => "cached.verdict |= 0;";
+    "limit-without-burst", PACE, ["pace::"], "TCP through a limit stands still":
+        "ahead.saturating_sub(limit.burst_ns())" => "ahead";
+    "limit-drops-nothing", PROGRAM_PACE, ["bandwidth::"], "a limit without `fq` limits nothing":
+        "PacketDeparture::Never => return Err(Verdict::RateLimited),\n    }" => "PacketDeparture::Never => {}\n    }";
+    "ports-of-pods-kept", SNAT, ["bandwidth::"], "the ports outside can be guessed from the pod's":
+        "!tables.has_random_ports() ||" => "true ||";
 
     // Lengths and answers.
     "overlay-limit-without-overhead", MTU, ["generated_errors::"], "packets that do not fit with their tunnel header are sent":
