@@ -106,7 +106,7 @@ impl Dataplane {
         }
         let lease = lease::take(programs.ebpf_mut())?;
         let mut state = State::new(programs, node_maps, (&policy_maps, &flow_maps), lease.clone())?;
-        state.begin(&settings, facts, &policy_maps, abi_migration.is_open())?;
+        state.begin(&settings, facts, &policy_maps, features.packet_layout, abi_migration.is_open())?;
         // From here on only a hook can refuse, after programs were attached to others.
         abi_migration.take_over(&pins)?;
         made.keep();

@@ -10,7 +10,7 @@ use crate::cast::{FamilyAddresses, V4, V6, addr};
 use crate::frames::{ACK, Body, FrameSpec, SYN, packet};
 use crate::lease::{boot_ns, clock_ns};
 use crate::races::{CPUS, has_both_cpus, pin};
-use crate::stage::{FROM_POD, REDIRECT, Ran, SHOT, Stage, TestRun, both, on_stage, test_run};
+use crate::stage::{FROM_POD, REDIRECT, SHOT, Stage, TestRun, both, on_stage, test_run};
 
 const MEGABIT: u64 = 1_000_000;
 

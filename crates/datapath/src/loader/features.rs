@@ -23,6 +23,7 @@ const ANY_DEVICE: u32 = 1;
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     pub attachment: Attachment,
+    pub packet_layout: PacketLayout,
 }
 
 impl Features {
@@ -33,7 +34,7 @@ impl Features {
                 let missing = "TCX links (Linux 6.6), which --attach=tcx asks for".to_owned();
                 Err(StartError::MissingFeatures { missing })
             }
-            wish => Ok(Self { attachment: wish.unwrap_or(self.attachment) }),
+            wish => Ok(Self { attachment: wish.unwrap_or(self.attachment), ..self }),
         }
     }
 }
@@ -41,6 +42,9 @@ impl Features {
 /// Probes the kernel.
 pub fn probe() -> Result<Features, StartError> {
     require_rights()?;
+    let types = KernelTypes::read().map_err(|error| error.to_string());
+    let types = types.as_ref().map_err(String::clone);
+    let layout = types.clone().map(packet_layout);
     let checks = [
         (
             "TC programs (CONFIG_NET_CLS_BPF)",
@@ -57,11 +61,8 @@ pub fn probe() -> Result<Features, StartError> {
             "bpf_probe_read_kernel (Linux 5.8; not with lockdown=confidentiality)",
             classifier_has(BpfHelper::BPF_FUNC_probe_read_kernel),
         ),
-        (
-            "a description of its types (CONFIG_DEBUG_INFO_BTF)",
-            packet_layout().map(|_| true).map_err(|error| error.to_string()),
-        ),
-        ("a source address in the tunnel metadata (Linux 5.19)", has_tunnel_source()),
+        ("a description of its types (CONFIG_DEBUG_INFO_BTF)", layout.clone().map(|layout| layout.is_some())),
+        ("a source address in the tunnel metadata (Linux 5.19)", types.map(has_tunnel_source)),
         ("packets that are not interrupted by others on their CPU (not with PREEMPT_RT)", has_whole_runs()),
     ];
     let mut missing = Vec::new();
@@ -72,9 +73,9 @@ pub fn probe() -> Result<Features, StartError> {
             Err(reason) => missing.push(format!("{name}: {reason}")),
         }
     }
-    if !missing.is_empty() {
+    let (true, Ok(Some(packet_layout))) = (missing.is_empty(), layout) else {
         return Err(StartError::MissingFeatures { missing: missing.join(", ") });
-    }
+    };
     // A read-only probe: the TCX programs of the loopback device.
     let attachment = match tcx_programs(ANY_DEVICE, TcAttachType::Ingress) {
         Ok(_) => Attachment::Tcx,
@@ -83,7 +84,7 @@ pub fn probe() -> Result<Features, StartError> {
             Attachment::Clsact
         }
     };
-    Ok(Features { attachment })
+    Ok(Features { attachment, packet_layout })
 }
 
 /// Without permission, every probe would fail like a missing feature.
@@ -105,24 +106,20 @@ fn classifier_has(helper: BpfHelper) -> Result<bool, String> {
 
 /// Older kernels have a smaller structure, and helpers refuse an unknown size. Every other probe would need a packet from a
 /// tunnel.
-fn has_tunnel_source() -> Result<bool, String> {
+fn has_tunnel_source(types: &KernelTypes) -> bool {
     const WITH_SOURCE: u32 = 44;
-    let types = KernelTypes::read().map_err(|error| error.to_string())?;
-    Ok(types.struct_size("bpf_tunnel_key").is_some_and(|size| size >= WITH_SOURCE))
+    types.struct_size("bpf_tunnel_key").is_some_and(|size| size >= WITH_SOURCE)
 }
 
 /// Where a packet of the kernel has what the programs read of it: no helper says where a device will write a checksum.
 /// `bpf_skb_change_tail` refused to truncate a packet before that place, but newer kernels do it (Debian's 6.1.192 and 6.12.117).
-pub fn packet_layout() -> io::Result<PacketLayout> {
-    let types = KernelTypes::read()?;
+fn packet_layout(types: &KernelTypes) -> Option<PacketLayout> {
     let of = |member| types.member_offset("sk_buff", member).and_then(|offset| u16::try_from(offset).ok());
     let pair = |first, second, distance| {
         let (first, second) = (of(first)?, of(second)?);
         (second == first + distance).then_some(first)
     };
-    let layout =
-        || Some(PacketLayout { checksum: pair("csum_start", "csum_offset", 2)?, head: pair("head", "data", 8)? });
-    layout().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "struct sk_buff is not as expected"))
+    Some(PacketLayout { checksum: pair("csum_start", "csum_offset", 2)?, head: pair("head", "data", 8)? })
 }
 
 /// The programs keep a packet's state in a per-CPU element, which is safe because bottom halves do not interrupt one

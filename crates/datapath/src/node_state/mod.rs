@@ -15,7 +15,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use aya::maps::lpm_trie::Key;
-use egress_common::abi::{Addr, Config, Cover, Family, NeighbourEntry, NeighbourKey, OnUnknownPod, PortRange};
+use egress_common::abi::{
+    Addr, Config, Cover, Family, NeighbourEntry, NeighbourKey, OnUnknownPod, PacketLayout, PortRange,
+};
 use ipnet::IpNet;
 use tokio::sync::watch::{Receiver, Sender, channel};
 use tracing::{info, warn};
@@ -26,7 +28,6 @@ use crate::clock::now_ns;
 use crate::devices::interfaces::{FurtherNextHops, Interface, InterfaceGateways, NodeFacts};
 use crate::devices::node_ports::{HostPorts, PortSettings};
 use crate::error::{StartError, map_io};
-use crate::loader::features;
 use crate::loader::programs::{AttachError, Programs};
 use crate::maps::convert;
 use crate::maps::facts::HookFacts;
@@ -146,6 +147,7 @@ impl State {
         settings: &Settings,
         facts: NodeFacts,
         others: &PolicyMaps,
+        packet_layout: PacketLayout,
         succeeds: bool,
     ) -> Result<(), StartError> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
@@ -164,8 +166,7 @@ impl State {
         config.policy_quota = Quotas::entries(settings.quotas.policy, settings.nat_entries);
         config.direct_routing = settings.direct_routing.into();
         config.random_ports = settings.random_ports.into();
-        config.packet_layout = features::packet_layout()
-            .map_err(|error| StartError::kernel("read the kernel's description of its types", error))?;
+        config.packet_layout = packet_layout;
         // Kept across restarts, like the maps: no change is missed in between.
         if config.following_since_secs == 0 {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;

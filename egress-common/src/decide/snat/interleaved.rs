@@ -115,7 +115,7 @@ impl Tables for Cpu<'_> {
         true
     }
     fn has_random_ports(&self) -> bool {
-        false
+        self.maps.has_random_ports()
     }
     fn has_quota(&self, _pod: &Addr, _egress_id: u32, _held: QuotaKind) -> bool {
         true
@@ -309,5 +309,11 @@ fn a_flow_whose_source_port_is_taken_gets_one_nat_entry() {
         assert_eq!(maps.claim_nat(&reverse, &other, &OWNER), ClaimOutcome::Claimed);
         assert_eq!(maps.claim_nat(&other, &reverse, &OWNER), ClaimOutcome::Claimed);
     });
+    assert!(orders > 50, "{orders}");
+}
+
+#[test]
+fn a_flow_that_gets_a_random_port_gets_one_nat_entry() {
+    let orders = play(false, |maps, _| maps.configure(|config| config.random_ports = 1));
     assert!(orders > 50, "{orders}");
 }
