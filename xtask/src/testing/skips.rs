@@ -17,7 +17,7 @@ const VARIABLE: &str = "EGRESS_TEST_SKIPS";
 
 /// Skips that are as they should be wherever the tests run, each with a part of the reason that it gives. Tests are named with
 /// their module.
-const EXPECTED: [(&str, &str); 21] = [
+const EXPECTED: [(&str, &str); 22] = [
     // Commands of their own, with optimized code: docs/performance.md.
     ("controller::node_health::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
@@ -29,6 +29,7 @@ const EXPECTED: [(&str, &str); 21] = [
     ("", "kubectl is not installed, or too old"),
     // With a real API server: docs/testing.md.
     ("refusals_are_sentences", "no folder with a real API server"),
+    ("definitions_of_other_apis_refuse_what_they_should", "no folder with a real API server"),
     ("agents_and_controllers_change_what_is_their_own", "no folder with a real API server"),
     ("a_real_server_takes_every_overlay", "no folder with a real API server"),
     // With real nodes: likewise.

@@ -96,7 +96,7 @@ users:
   user: {{token: {TOKEN}}}
 contexts:
 - name: lab
-  context: {{api: lab, user: lab}}
+  context: {{cluster: lab, user: lab}}
 current-context: lab
 ",
             self.url(),

@@ -318,7 +318,7 @@ fn events(agents: &Agents) -> Result<()> {
         agents.may_create(0, &event_of(("Pod", reason), "node1"))?;
     }
     agents.may_create(0, &event_of(("Service", "ServiceAddressesLeftOut"), "node1"))?;
-    let in_its_name = "an agent may tell of its own Node, of what it cannot serve of EgressIP objects, and of addresses that \
+    let in_its_name = "an agent may tell of its own Node, of what it cannot serve of egress policies, and of addresses that \
                        pods do not get or Services have no room for, in its own name, and of nothing else";
     says(agents.create(0, &event("Pod", "node1")), in_its_name)?;
     says(agents.create(0, &event_of(("EgressIP", "EgressIPMoved"), "node1")), in_its_name)?;
@@ -332,7 +332,7 @@ fn events(agents: &Agents) -> Result<()> {
     agents.may_create(3, &event("EgressIP", &LONG_NAME[..128]))?;
     says(agents.create(3, &event("EgressIP", &LONG_NAME[..127])), &own_node)?;
     agents.may_create(CONTROLLER, &event_of(("EgressIP", "EgressIPMoved"), "node1"))?;
-    let only = "a controller may tell of EgressIP objects and of nodes whose health answers are not signed";
+    let only = "a controller may tell of egress policies, of pools of addresses and of nodes whose health answers are not signed";
     says(agents.create(CONTROLLER, &event("Pod", "node1")), only)
 }
 
