@@ -44,9 +44,9 @@ const THINNED: (&str, &str) = ("EGRESS_TEST_THINNED", "15");
 const TCX_SYMBOL: &str = "tcx_prog_attach";
 
 /// Programs of this machine that tests call.
-const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
+const CALLED: [&str; 6] = ["ip", "tc", "ss", "nft", "bpftool", "ping"];
 /// The same on the lab.
-const CALLED_ON_LAB: [&str; 3] = ["ping", "ethtool", "setpriv"];
+const CALLED_ON_LAB: [&str; 2] = ["ethtool", "setpriv"];
 /// Agents and controllers read it. With the default of one second, slow nodes count as unreachable.
 const SLOW_NODES: (&str, &str) = ("EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", "10");
 /// A client of the API server does not start without any.
