@@ -206,14 +206,18 @@ pub struct EgressAssignmentSpec {
     pub source_ip_by: Option<SourceIpBy>,
 }
 
+/// More is no limit. Exact as a floating point number, as JSON schemas have their bounds: an API server refuses every object
+/// with a field whose bound it cannot read as a number of 64 bits.
+pub const MOST_BITS: u64 = 1_000_000_000_000_000;
+
 /// A bandwidth limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AssignedBandwidth {
     /// Bits per second.
-    #[schemars(extend("format" = "int64", "minimum" = 1, "maximum" = i64::MAX))]
+    #[schemars(extend("format" = "int64", "minimum" = 1, "maximum" = MOST_BITS))]
     pub rate: u64,
     /// Bits that are sent at once after a pause.
-    #[schemars(extend("format" = "int64", "minimum" = 0, "maximum" = i64::MAX))]
+    #[schemars(extend("format" = "int64", "minimum" = 0, "maximum" = MOST_BITS))]
     pub burst: u64,
 }
 

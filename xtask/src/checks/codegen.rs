@@ -248,4 +248,30 @@ mod tests {
         // Four columns, so a sentence with a bar of its own would show.
         assert!(table.lines().all(|line| line.matches('|').count() == 5), "{table}");
     }
+
+    /// An API server reads a bound as a number of 64 bits, and refuses every object with the field if it cannot. Whole numbers
+    /// below 2^53 are exact however they are written.
+    #[test]
+    fn bounds_of_integers_are_whole_numbers() {
+        fn check(node: &serde_json::Value, path: &str) -> usize {
+            let mut found = 0;
+            if node["type"] == "integer" {
+                for bound in ["minimum", "maximum"].iter().filter_map(|word| node[word].as_f64()) {
+                    assert!(bound.fract() == 0.0 && bound.abs() < 2_f64.powi(53), "{path}: {bound}");
+                    found += 1;
+                }
+            }
+            let below =
+                node.as_object().into_iter().flatten().map(|(name, node)| check(node, &format!("{path}.{name}")));
+            let items = node.as_array().into_iter().flatten().map(|node| check(node, path));
+            found + below.chain(items).sum::<usize>()
+        }
+        let root = Paths::find().expect("the clone").root;
+        let definitions = generated_paths().into_iter().filter(|path| path.ends_with(".yaml"));
+        let bounds = definitions.map(|path| {
+            let text = fs::read_to_string(root.join(path)).expect("a generated file");
+            check(&serde_yaml::from_str(&text).expect("YAML"), path)
+        });
+        assert!(bounds.sum::<usize>() >= 4);
+    }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::api_outage::ApiOutages;
 use crate::assignments::{StoredAssignment, ignored, patch_params, put};
 use crate::convert::{created, quantity};
-use crate::crd::{AddressesOf, AssignedBandwidth, egress_assignment_resource, egress_resource};
+use crate::crd::{AddressesOf, AssignedBandwidth, MOST_BITS, egress_assignment_resource, egress_resource};
 use crate::policy::selector;
 use crate::policy::status::{WriteError, condition_values};
 use crate::watches::{config, updates};
@@ -149,7 +149,8 @@ fn bandwidth(value: &Value) -> Result<Option<Bandwidth>, String> {
     }
     let bits = |field: &str| {
         let text = value[field].as_str().ok_or_else(|| format!("spec.bandwidth.{field}: no quantity"))?;
-        quantity(text).ok_or_else(|| format!("spec.bandwidth.{field}: {text:?} is no quantity, as 300k, 100M or 2G"))
+        let bits = quantity(text).map(|bits| bits.min(MOST_BITS));
+        bits.ok_or_else(|| format!("spec.bandwidth.{field}: {text:?} is no quantity, as 300k, 100M or 2G"))
     };
     let (rate, burst) = (bits("rate")?, bits("burst")?);
     if rate == 0 {
@@ -404,6 +405,8 @@ mod tests {
         assert_eq!(read(Value::Null), Ok(None));
         let limited = Bandwidth { rate: 800_000_000, burst: 2_000_000_000 };
         assert_eq!(read(json!({"rate": "800M", "burst": "2G"})), Ok(Some(limited)));
+        let boundless = Bandwidth { rate: MOST_BITS, burst: MOST_BITS };
+        assert_eq!(read(json!({"rate": "7E", "burst": "1e16"})), Ok(Some(boundless)));
         for broken in [
             json!({"rate": "800M"}),
             json!({"burst": "2G"}),
