@@ -437,7 +437,7 @@ mutations! { PROGRAMS,
         "mtu::wire_bytes(run.packet.len() as u32, run.packet.gso_size(), run.headers)" => "run.packet.len() as u32 + 0 * mtu::wire_bytes(0, 0, run.headers)";
     "flow-cache-without-limit", FLOW_CACHE, ["bandwidth::"], "a limit holds for the first packet of a connection alone":
         "cached.verdict |= LIMITED;" => "cached.verdict |= 0;";
-    "limit-without-burst", PACE, ["pace::"], "TCP through a limit stands still":
+    "limit-without-burst", PACE, ["bandwidth::"], "TCP through a limit stands still":
         "ahead.saturating_sub(limit.burst_ns())" => "ahead";
     "limit-drops-nothing", PROGRAM_PACE, ["bandwidth::"], "a limit without `fq` limits nothing":
         "PacketDeparture::Never => return Err(Verdict::RateLimited),\n    }" => "PacketDeparture::Never => {}\n    }";
