@@ -17,6 +17,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::model::interface::VlanNetwork;
 use crate::model::policy::{EgressPolicy, Selects};
 use crate::model::view::CreationTimestamp;
 use crate::status::conditions::{ASSIGNED, DesiredCondition};
@@ -93,8 +94,16 @@ pub struct PoolRequest {
 pub struct PoolSubnet {
     pub gateway: IpAddr,
     pub prefix_length: u8,
-    /// Zero for none.
+    /// Zero for none, 4094 at most.
     pub vlan: u16,
+}
+
+impl PoolSubnet {
+    /// What nodes need for its addresses. `None` without a VLAN, or where the length is none of the gateway's family.
+    fn vlan_network(&self) -> Option<VlanNetwork> {
+        let gateway = IpNet::new(self.gateway, self.prefix_length).ok()?;
+        (self.vlan != 0).then_some(VlanNetwork { vlan: self.vlan, gateway })
+    }
 }
 
 /// Addresses of one family.
@@ -157,6 +166,10 @@ impl PoolRequest {
         self.ranges.iter().any(|range| range.contains(address)) && !self.is_gateway(address)
     }
 
+    fn vlan_network(&self) -> Option<VlanNetwork> {
+        self.subnet.as_ref().and_then(PoolSubnet::vlan_network)
+    }
+
     fn is_gateway(&self, address: IpAddr) -> bool {
         self.subnet.is_some_and(|subnet| subnet.gateway == address)
     }
@@ -170,10 +183,7 @@ impl PoolRequest {
 
     /// Why it gives no addresses, by itself.
     fn problem(&self) -> Option<PoolProblem> {
-        if let Some(PoolSubnet { gateway, prefix_length, vlan }) = self.subnet {
-            if vlan != 0 {
-                return Some(PoolProblem::Vlan);
-            }
+        if let Some(PoolSubnet { gateway, prefix_length, .. }) = self.subnet {
             let Ok(net) = IpNet::new(gateway, prefix_length) else { return Some(PoolProblem::PrefixLength) };
             if !self.ranges.iter().all(|range| range.is_within(&net)) {
                 return Some(PoolProblem::OutsideSubnet(net.trunc()));
@@ -197,7 +207,8 @@ pub enum PoolProblem {
     OutsideSubnet(IpNet),
     OverlapsItself,
     Overlaps(String),
-    Vlan,
+    /// An older pool has another network in its VLAN, or its network in another VLAN.
+    ContradictsVlan(String),
 }
 
 impl fmt::Display for PoolProblem {
@@ -208,7 +219,10 @@ impl fmt::Display for PoolProblem {
             Self::OutsideSubnet(net) => write!(f, "a range is not within its subnet {net}"),
             Self::OverlapsItself => f.write_str("two of its ranges overlap"),
             Self::Overlaps(other) => write!(f, "a range overlaps with one of the older ExternalIPPool {other}"),
-            Self::Vlan => f.write_str("spec.subnetInfo.vlan is not supported"),
+            Self::ContradictsVlan(other) => write!(
+                f,
+                "in the older ExternalIPPool {other} its VLAN has another gateway, or its subnet is in another VLAN"
+            ),
         }
     }
 }
@@ -303,6 +317,8 @@ pub struct AddressGroup {
     pub egresses: Vec<String>,
     /// The pools that select nodes: only nodes that all of them select may have the addresses.
     pub pools: BTreeSet<String>,
+    /// The VLANs that the addresses lie in.
+    pub vlans: BTreeSet<VlanNetwork>,
     /// The addresses are of no pool: nodes have them on interfaces.
     pub is_of_hosts: bool,
 }
@@ -359,7 +375,13 @@ impl AntreaInputs {
                         other.ranges.iter().any(|one| spec.ranges.iter().any(|range| range.overlaps(one)))
                     };
                     let older = valid.iter().find(|(_, other)| overlaps(other));
-                    older.map(|(name, _)| PoolProblem::Overlaps((*name).clone()))
+                    older.map(|(name, _)| PoolProblem::Overlaps((*name).clone())).or_else(|| {
+                        let own = spec.vlan_network()?;
+                        let contradicts =
+                            |other: &PoolRequest| other.vlan_network().is_some_and(|other| own.contradicts(&other));
+                        let older = valid.iter().find(|(_, other)| contradicts(other));
+                        older.map(|(name, _)| PoolProblem::ContradictsVlan((*name).clone()))
+                    })
                 }),
             };
             match (problem, &pool.spec) {
@@ -416,6 +438,13 @@ impl AntreaInputs {
                 .spec
                 .as_ref()
                 .map_err(|why| NotAllocated::Pool(pool.clone(), PoolProblem::Unreadable(why.clone())))?;
+            // A node can have one of two networks that contradict each other: an Egress that names an address must not bring
+            // the younger one there.
+            if let Some(problem @ PoolProblem::ContradictsVlan(_)) = problems.get(pool)
+                && !egress.is_served()
+            {
+                return Err(NotAllocated::Pool(pool.clone(), problem.clone()));
+            }
             match address {
                 Some(address) if !ranges.contains(*address) => {
                     return Err(NotAllocated::NotInPool(*address, pool.clone()));
@@ -460,11 +489,16 @@ impl AntreaInputs {
                     sizes.insert(first, bytes);
                     let owner = |address: &IpAddr| (*address, (first, (*name).clone()));
                     group_of.extend(set.iter().map(owner));
-                    let pools = egress.spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| one.pool.as_ref());
-                    let pools = pools.filter(|pool| self.pool(pool).is_some_and(|pool| pool.selects_nodes));
-                    let pools = pools.cloned().collect();
-                    let is_of_hosts = !has_pool(egress);
-                    let group = AddressGroup { addresses, egresses: vec![(*name).clone()], pools, is_of_hosts };
+                    let named = egress.spec.iter().flat_map(|spec| &spec.addresses).filter_map(|one| one.pool.as_ref());
+                    let known: Vec<_> = named.filter_map(|name| Some((name, self.pool(name)?))).collect();
+                    let selecting = known.iter().filter(|(_, pool)| pool.selects_nodes);
+                    let group = AddressGroup {
+                        addresses,
+                        egresses: vec![(*name).clone()],
+                        pools: selecting.map(|(name, _)| (*name).clone()).collect(),
+                        vlans: known.iter().filter_map(|(_, pool)| pool.vlan_network()).collect(),
+                        is_of_hosts: !has_pool(egress),
+                    };
                     allocation.groups.insert(first, group);
                     continue;
                 }
@@ -667,7 +701,6 @@ mod tests {
         assert_eq!(chosen(&all), [("a".to_owned(), vec![ip("172.18.0.101")])]);
         assert_eq!(all.pools["p"].spec.as_ref().map(PoolRequest::total), Ok(2));
         for (subnet, problem) in [
-            (PoolSubnet { vlan: 7, ..subnet }, PoolProblem::Vlan),
             (PoolSubnet { prefix_length: 33, ..subnet }, PoolProblem::PrefixLength),
             (PoolSubnet { gateway: ip("172.19.0.1"), ..subnet }, PoolProblem::OutsideSubnet(net("172.19.0.0/16"))),
         ] {
@@ -684,6 +717,38 @@ mod tests {
             pool(2, &[range("172.18.0.110", "172.18.0.120"), range("172.18.0.115", "172.18.0.116")]),
         );
         assert_eq!(all.allocate().problems, [("q".to_owned(), PoolProblem::OverlapsItself)].into());
+    }
+
+    #[test]
+    fn pools_in_vlans_contradict_each_other_or_share_a_network() {
+        let in_vlan = |created, addresses: [&str; 2], gateway: &str, vlan| {
+            let subnet = PoolSubnet { gateway: ip(gateway), prefix_length: 24, vlan };
+            let ranges = vec![range(addresses[0], addresses[1])];
+            let spec = PoolRequest { ranges, subnet: Some(subnet), selects_nodes: false };
+            PoolObject { uid: format!("p{created}"), created, spec: Ok(spec) }
+        };
+        let old = in_vlan(1, ["10.10.0.8", "10.10.0.9"], "10.10.0.1", 7);
+        let with = |young: PoolObject| {
+            let egresses =
+                [("a", egress(1, Some("10.10.0.8"), Some("old"))), ("b", egress(2, Some("10.10.0.18"), Some("young")))];
+            let egresses = egresses.map(|(name, one)| (name.to_owned(), one)).into();
+            AntreaInputs { egresses, pools: [("old".to_owned(), old.clone()), ("young".to_owned(), young)].into() }
+        };
+        let found = with(in_vlan(2, ["10.10.0.18", "10.10.0.19"], "10.10.0.1", 7)).allocate();
+        assert!(found.problems.is_empty(), "the same network");
+        let network = VlanNetwork { vlan: 7, gateway: net("10.10.0.1/24") };
+        assert_eq!(found.groups[&ip("10.10.0.18")].vlans, [network].into());
+        for (gateway, vlan, why) in [("10.10.0.2", 7, "another gateway"), ("10.10.0.1", 8, "another VLAN")] {
+            let mut all = with(in_vlan(2, ["10.10.0.18", "10.10.0.19"], gateway, vlan));
+            let problem = PoolProblem::ContradictsVlan("old".into());
+            let found = all.allocate();
+            assert_eq!(found.egresses["a"], Ok(vec![ip("10.10.0.8")]), "{why}");
+            assert_eq!(found.egresses["b"], Err(NotAllocated::Pool("young".into(), problem)), "{why}, also by name");
+            all.egresses.get_mut("b").expect("an Egress").served = Some(ip("10.10.0.18"));
+            assert_eq!(all.allocate().egresses["b"], Ok(vec![ip("10.10.0.18")]), "{why}: it keeps what it has");
+        }
+        let untagged = with(in_vlan(2, ["10.10.0.18", "10.10.0.19"], "10.10.0.2", 0)).allocate();
+        assert!(untagged.problems.is_empty() && untagged.groups[&ip("10.10.0.18")].vlans.is_empty());
     }
 
     #[test]

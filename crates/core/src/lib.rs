@@ -19,3 +19,4 @@ pub mod rendezvous;
 pub mod selection;
 pub mod status;
 pub mod text;
+pub mod vlans;

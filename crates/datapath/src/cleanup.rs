@@ -18,10 +18,11 @@ use tokio::task::JoinSet;
 
 use crate::attach::clsact::{self, ProgramSet};
 use crate::attach::filters;
+use crate::devices::vlans;
 use crate::error::{StartError, map_io};
 use crate::loader::lock::InstanceLock;
 use crate::maps::handles::Hash;
-use crate::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_NETWORKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use crate::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_NETWORKS, NFT_TABLE, OVERLAY_DEVICE, Pins, VLAN_DEVICE};
 use crate::networks;
 use crate::nftables::Nft;
 use crate::settings::Settings;
@@ -78,6 +79,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
         announce::remove_filter_at(ifindex, address);
     }
     report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
+    report.note(&format!("VLAN devices {VLAN_DEVICE}NUMBER"), vlans::remove_all(&netlink).await);
     report.note(&format!("nftables table {NFT_TABLE}"), Nft::default().remove());
     report.note(&format!("nftables table {NFT_NETWORKS}, and rules of routing"), networks::remove());
     Ok(report)

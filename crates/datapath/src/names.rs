@@ -45,6 +45,9 @@ pub const INBOUND_MAP: &str = "inbound";
 /// The VXLAN device in external mode.
 pub const OVERLAY_DEVICE: &str = "egress0";
 
+/// The VLAN devices on the uplink have this name with their number.
+pub const VLAN_DEVICE: &str = "egress.";
+
 /// Link address of the overlay device, the same on every node, so that senders need no lookup.
 pub const OVERLAY_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
 

@@ -189,6 +189,11 @@ pub struct EgressAssignmentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "plain_selectors")]
     pub node_selectors: Option<Vec<LabelSelector>>,
+    /// Networks in VLANs of the nodes' uplinks: an address in one of them is hosted there alone, on a VLAN device that each
+    /// selected node makes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub vlan_networks: Option<Vec<AssignedVlanNetwork>>,
     /// Of hosts' addresses: nodes that could serve the pods with other ones match one of these. The controller probes them too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "plain_selectors")]
@@ -219,6 +224,18 @@ pub struct AssignedBandwidth {
     /// Bits that are sent at once after a pause.
     #[schemars(extend("format" = "int64", "minimum" = 0, "maximum" = MOST_BITS))]
     pub burst: u64,
+}
+
+/// A network in a VLAN.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AssignedVlanNetwork {
+    #[schemars(extend("format" = "int64", "minimum" = 1, "maximum" = 4094))]
+    pub vlan: u16,
+    /// The router's address.
+    pub gateway: String,
+    #[schemars(extend("format" = "int64", "minimum" = 1, "maximum" = 128))]
+    pub prefix_length: u8,
 }
 
 /// What else the addresses are used for.
@@ -369,6 +386,10 @@ pub struct NodeInterface {
     pub mtu: u32,
     /// Pods' packets without an egress IP leave by it. An address in any of its networks belongs to it.
     pub uplink: bool,
+    /// The number of a VLAN device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub vlan: Option<u16>,
     /// Its first address of each family.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 2, "x-kubernetes-list-type" = "atomic"))]

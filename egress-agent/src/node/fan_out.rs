@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::change_queue;
     use egress_core::model::ledger::{Acknowledgements, HandOver};
-    use egress_core::model::policy::{EgressPolicy, EligibleNodes, PolicyKey, PolicyKind};
+    use egress_core::model::policy::{EgressPolicy, EligibleNodes, NodeSelectors, PolicyKey, PolicyKind};
     use egress_core::model::samples::{equals, ip, origin};
     use egress_core::model::view::Labels;
 
@@ -175,7 +175,7 @@ mod tests {
         let own = Node { name: "n1".into(), labels: labels.into(), ..Node::default() };
         listeners.distribute(Change::Nodes(Update::Changed("n1".into(), Arc::new(own))));
         for (rack, expected) in [("1", true), ("2", false)] {
-            policy.eligible_nodes = EligibleNodes::Selected([equals("rack", rack)].into());
+            policy.eligible_nodes = EligibleNodes::Selected(NodeSelectors::from([equals("rack", rack)]).into());
             listeners.distribute(Change::Policies(Update::Changed(key.clone(), Arc::new(policy.clone()))));
             assert_eq!(is(&listeners), expected, "rack {rack}");
         }

@@ -2,14 +2,20 @@
 //! `cargo xtask test --kernel` have them.
 
 use std::process::Command;
+use std::time::Duration;
 
-use egress_core::model::interface::InterfaceState;
+use egress_core::model::interface::{InterfaceReason, InterfaceState};
 use egress_core::model::state::{Action, EgressId, OnUnknownPod};
 use egress_core::plan::executor::Executor;
+use egress_core::vlans::Vlans;
 use egress_datapath::Dataplane;
+use egress_datapath::announce::next_hop::watch_further;
+use nix::net::if_::if_nametoindex;
+use tokio::sync::watch::channel;
+use tokio_util::sync::CancellationToken;
 
 use crate::interfaces::{ADDRESSES, address, has_programs, programs_on, routes, state};
-use crate::node::{TestNode, device, eventually, ip, mac_text, on_node, output};
+use crate::node::{TestNode, UPLINK, clean, device, eventually, ip, mac_text, on_node, output, within};
 use crate::skips::skipped;
 
 /// Makes a device; false where the kernel has none of its kind.
@@ -142,5 +148,106 @@ fn nic_in_a_vrf() {
         eventually("and the main ones again", || of_eth1() == own).await;
         answers(&node, "lan1", "eth1").await;
         drop(dataplane);
+    });
+}
+
+/// A device without an address of the node, for the addresses of pools: it is made, hosts them, survives a restart, follows its
+/// gateways, and goes when it is no longer needed. A device of the administrator's stays.
+#[test]
+fn vlan_of_a_pool() {
+    on_node(|node| async move {
+        if !made("VLAN device", &format!("link {UPLINK} name trial type vlan id 7")) {
+            return;
+        }
+        ip("link del trial\n");
+        node.outside(|| {
+            ip("link add link out0 name out0.7 type vlan id 7\nlink set out0.7 up\n\
+                addr add 10.20.0.1/24 dev out0.7\naddr add fd00:20::1/64 dev out0.7 nodad\n");
+        });
+        let gateways = ["10.20.0.1/24", "fd00:20::1/64"].map(|text| text.parse().expect("a literal"));
+        let wanted = Vlans::from([(7, gateways.into())]);
+        let (pooled, none) = (["10.20.0.100", "fd00:20::100"], Vlans::new());
+        let usable = Some(InterfaceState::Usable);
+
+        let mut dataplane = node.start().await;
+        dataplane.follow_vlans(&wanted);
+        eventually("it has programs", || has_programs("egress.7")).await;
+        eventually("it can send", || state(&dataplane, "egress.7") == usable).await;
+        let index = device("egress.7").0;
+        let expected = ["0.0.0.0/0 Via 10.20.0.1", "10.20.0.0/24 OnLink", "::/0 Via fd00:20::1", "fd00:20::/64 OnLink"];
+        eventually("its routes", || routes(&node, index) == expected).await;
+        let addresses = output(&["ip", "-o", "addr", "show", "dev", "egress.7", "scope", "global"]);
+        assert_eq!(addresses, "");
+        // Of IPv6 the kernel has routes to link-local and multicast addresses for each device.
+        let by_it = |family| output(&["ip", family, "route", "show", "table", "all", "dev", "egress.7"]);
+        let used: Vec<_> = by_it("-6")
+            .lines()
+            .filter(|line| !line.contains("fe80:") && !line.contains("ff00::/8"))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!((by_it("-4").as_str(), used.as_slice()), ("", [].as_slice()), "the host does not use it");
+
+        // The gateways are asked without an address of the node.
+        let (_is_egress_node, may_host) = channel(true);
+        let (further, stop) = (dataplane.next_hops(), CancellationToken::new());
+        let until = stop.clone();
+        let watch = tokio::spawn(async move { watch_further(&further, may_host, until).await });
+        let is_lost = || state(&dataplane, "egress.7") == Some(InterfaceState::Attached(InterfaceReason::NextHopLost));
+        for gateway in ["10.20.0.1/24", "fd00:20::1/64"] {
+            node.outside(|| ip(&format!("addr del {gateway} dev out0.7\n")));
+            within(Duration::from_secs(20), "the gateway does not answer", is_lost).await;
+            node.outside(|| ip(&format!("addr add {gateway} dev out0.7\n")));
+            within(Duration::from_secs(20), "it answers", || state(&dataplane, "egress.7") == usable).await;
+        }
+        stop.cancel();
+        watch.await.expect("the watch ends");
+
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
+        for (id, text) in (1..).zip(pooled) {
+            dataplane.apply(&Action::Own(EgressId(id), address(text))).await.expect("own");
+            assert_eq!(node.owned(id).ifindex, index);
+        }
+        let mac = mac_text(device("egress.7").1);
+        let are_answered = || async {
+            node.outside(|| ip("neigh flush all\n"));
+            for text in pooled {
+                node.ask_for(text);
+                let known = || node.outside(|| output(&["ip", "neigh", "show", text, "dev", "out0.7"]));
+                eventually("it is answered there", || known().contains(&mac)).await;
+            }
+        };
+        are_answered().await;
+
+        // A start knows what the device is for without any plan.
+        drop(dataplane);
+        are_answered().await;
+        let mut dataplane = node.start().await;
+        assert!(has_programs("egress.7") && routes(&node, index) == expected);
+        assert_eq!(state(&dataplane, "egress.7"), usable);
+
+        dataplane.follow_vlans(&none);
+        ip("addr add 10.99.0.1/24 dev breth0\n");
+        let of_uplink =
+            || dataplane.interfaces().borrow()[0].networks.contains_key(&"10.99.0.0/24".parse().expect("one"));
+        eventually("the devices are looked after", of_uplink).await;
+        assert_eq!(device("egress.7").0, index, "it has addresses");
+        are_answered().await;
+        for (id, text) in (1..).zip(pooled) {
+            dataplane.apply(&Action::Disown(EgressId(id), address(text))).await.expect("disown");
+        }
+        let is_there = |name: &str| if_nametoindex(name).is_ok();
+        within(Duration::from_secs(15), "it goes", || !is_there("egress.7")).await;
+        eventually("so does its record", || state(&dataplane, "egress.7").is_none()).await;
+
+        ip(&format!("link add link {UPLINK} name mine type vlan id 7\nlink set mine up\n"));
+        dataplane.follow_vlans(&wanted);
+        ip("addr add 10.20.0.2/24 dev mine\n");
+        eventually("the administrator's device hosts them", || state(&dataplane, "mine") == usable).await;
+        assert!(!is_there("egress.7"));
+        dataplane.follow_vlans(&Vlans::from([(8, wanted[&7].clone())]));
+        eventually("another VLAN has its device", || has_programs("egress.8")).await;
+        drop(dataplane);
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        assert!(is_there("mine") && !is_there("egress.8"));
     });
 }

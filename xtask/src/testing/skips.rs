@@ -17,7 +17,7 @@ const VARIABLE: &str = "EGRESS_TEST_SKIPS";
 
 /// Skips that are as they should be wherever the tests run, each with a part of the reason that it gives. Tests are named with
 /// their module.
-const EXPECTED: [(&str, &str); 22] = [
+const EXPECTED: [(&str, &str); 23] = [
     // Commands of their own, with optimized code: docs/performance.md.
     ("controller::node_health::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
@@ -43,6 +43,7 @@ const EXPECTED: [(&str, &str); 22] = [
     // Modules that the running kernel was built without; the guests have them.
     ("fib_helper_finds_the_table_of_a_vrf", "no VRF"),
     ("kinds::nic_on_a_vlan", "no VLAN device"),
+    ("kinds::vlan_of_a_pool", "no VLAN device"),
     ("kinds::nic_on_a_bond", "no bond"),
     ("pacing::limited_packets_wait_in_fq", "no fq"),
     ("kinds::nic_in_a_vrf", "no VRF"),

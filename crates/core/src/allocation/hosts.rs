@@ -16,7 +16,7 @@ use ipnet::IpNet;
 
 use crate::allocation::AssignmentInputs;
 use crate::model::node::Node;
-use crate::model::policy::{EgressNodes, EgressPolicy, EligibleNodes, NodeSelectors};
+use crate::model::policy::{EgressNodes, EgressPolicy, EligibleNodes, SelectedNodes};
 
 /// Index of a node among those that take part.
 pub(super) type NodeIndex = usize;
@@ -30,8 +30,8 @@ pub(super) struct AddressClass {
     pub(super) nodes: Vec<NodeIndex>,
 }
 
-/// The selectors of nodes, if a policy has them instead of the label, and the networks that contain the address.
-type NetworkClass<'a> = (Option<&'a NodeSelectors>, Vec<IpNet>);
+/// The selected nodes, if a policy has them instead of the label, and the networks that contain the address.
+type NetworkClass<'a> = (Option<&'a SelectedNodes>, Vec<IpNet>);
 
 #[derive(Debug)]
 pub(super) struct Hosts<'a> {
@@ -176,13 +176,13 @@ impl<'a> Hosts<'a> {
     }
 
     fn class_by_network(&mut self, eligible: &'a EligibleNodes, address: IpAddr) -> ClassIndex {
-        let selectors = match eligible {
-            EligibleNodes::Selected(selectors) => Some(selectors),
+        let selected = match eligible {
+            EligibleNodes::Selected(selected) => Some(&**selected),
             EligibleNodes::Labelled | EligibleNodes::One(_) | EligibleNodes::Having { .. } => None,
         };
         let networks = self.networks.containing(address);
         let mut nodes = self.networks.nodes(&networks);
-        let key = (selectors, networks);
+        let key = (selected, networks);
         if let Some(class) = self.class_by_networks.get(&key) {
             return *class;
         }

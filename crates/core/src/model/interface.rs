@@ -17,6 +17,9 @@ pub const MOST_INTERFACES: usize = 32;
 /// Maximum networks of an interface: addresses in others are not hosted there.
 pub const MOST_INTERFACE_NETWORKS: usize = 64;
 
+/// Maximum VLANs that a node makes devices for: each has programs, and takes one of [`MOST_INTERFACES`].
+pub const MOST_VLANS: usize = 16;
+
 /// Maximum published destinations of an interface, the shortest prefixes: longer ones count as part of those.
 pub const MOST_DESTINATIONS: usize = 64;
 
@@ -31,6 +34,8 @@ pub struct EgressInterface {
     pub mtu: u32,
     /// The interface of the node's default route, by which pod packets without an egress IP leave.
     pub is_uplink: bool,
+    /// The number of a VLAN device.
+    pub vlan: Option<u16>,
     /// The first address of each family, in the kernel's order. An agent of an older version publishes none.
     pub addresses: Vec<IpAddr>,
     /// The networks of its addresses, without host bits. `Some` is why a network hosts no egress IP.
@@ -38,6 +43,27 @@ pub struct EgressInterface {
     /// Prefixes beyond its networks that it has routes to, [`MOST_DESTINATIONS`] at most.
     pub destinations: BTreeSet<IpNet>,
     pub state: InterfaceState,
+}
+
+/// A network in a VLAN of the uplink's link, as a pool of addresses describes it (`spec.subnetInfo` of an ExternalIPPool).
+/// Nodes make a VLAN device for it, which has no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VlanNetwork {
+    /// 1 to 4094.
+    pub vlan: u16,
+    /// The router's address, with the length of the network.
+    pub gateway: IpNet,
+}
+
+impl VlanNetwork {
+    /// Whether one node cannot have both: two networks of a family in one VLAN, or one network in two of them.
+    pub fn contradicts(&self, other: &Self) -> bool {
+        let (own, others) = (self.gateway.trunc(), other.gateway.trunc());
+        match self.vlan == other.vlan {
+            true => own.addr().is_ipv4() == others.addr().is_ipv4() && self.gateway != other.gateway,
+            false => own.contains(&others) || others.contains(&own),
+        }
+    }
 }
 
 /// How far an interface is from sending by its egress IPs.
@@ -266,6 +292,25 @@ mod tests {
         let narrower = interface("eth1", &["10.10.10.96/28", "fd00:10::/112", "172.18.9.0/24"]);
         for address in [V4.1, V6.1, "172.18.9.9"] {
             assert_eq!(chosen(&[second.clone(), narrower.clone()], address).as_deref(), Some("eth0"), "{address}");
+        }
+    }
+
+    #[test]
+    fn networks_of_vlans_that_one_node_cannot_have_contradict_each_other() {
+        let of = |vlan, gateway: &str| VlanNetwork { vlan, gateway: net(gateway) };
+        let one = of(7, "10.10.0.1/24");
+        for (other, expected) in [
+            (one, false),
+            (of(7, "10.10.0.2/24"), true),
+            (of(7, "10.10.0.1/25"), true),
+            (of(7, "10.20.0.1/24"), true),
+            (of(7, "fd00:10::1/64"), false),
+            (of(8, "10.10.0.1/24"), true),
+            (of(8, "10.10.0.130/25"), true),
+            (of(8, "10.0.0.1/8"), true),
+            (of(8, "10.20.0.1/24"), false),
+        ] {
+            assert_eq!((one.contradicts(&other), other.contradicts(&one)), (expected, expected), "{other:?}");
         }
     }
 

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::model::interface::VlanNetwork;
 use crate::model::node::Node;
 use crate::model::selector::Selector;
 use crate::model::state::{BandwidthLimit, EgressIds, Family, SharedWith, family_of};
@@ -300,7 +301,7 @@ pub enum EligibleNodes {
     One(Option<BTreeSet<String>>),
     /// Any of these nodes with a network that contains the address, whether or not they have the label. Each address has
     /// a node of its own.
-    Selected(NodeSelectors),
+    Selected(Box<SelectedNodes>),
     /// A node that has the address itself. Each address has a node of its own. Nodes that match one of these selectors could serve
     /// the policy's pods with other addresses, so the controller must know whether they answer.
     Having { candidates: BTreeSet<Selector> },
@@ -308,6 +309,28 @@ pub enum EligibleNodes {
 
 /// Selects the nodes that match all of them; without one, all nodes.
 pub type NodeSelectors = BTreeSet<Selector>;
+
+/// Nodes by their labels, with the VLANs that the addresses lie in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SelectedNodes {
+    pub selectors: NodeSelectors,
+    /// An address in one of these networks is hosted in its VLAN alone.
+    pub vlans: BTreeSet<VlanNetwork>,
+}
+
+impl SelectedNodes {
+    /// Whether the node's interface for the address, if it has one, is in the address's VLAN.
+    fn is_in_vlan(&self, node: &Node, address: IpAddr) -> bool {
+        let vlan = self.vlans.iter().find(|one| one.gateway.contains(&address));
+        vlan.is_none_or(|one| node.other_interface(address).is_some_and(|interface| interface.vlan == Some(one.vlan)))
+    }
+}
+
+impl From<NodeSelectors> for Box<SelectedNodes> {
+    fn from(selectors: NodeSelectors) -> Self {
+        Self::new(SelectedNodes { selectors, vlans: BTreeSet::new() })
+    }
+}
 
 impl EligibleNodes {
     /// Whether all addresses of the policy share one node.
@@ -320,7 +343,7 @@ impl EligibleNodes {
         match self {
             Self::Labelled => node.assignable,
             Self::One(names) => names.as_ref().is_none_or(|names| names.contains(&node.name)),
-            Self::Selected(selectors) => select(selectors, node),
+            Self::Selected(nodes) => select(&nodes.selectors, node),
             Self::Having { .. } => true,
         }
     }
@@ -331,7 +354,8 @@ impl EligibleNodes {
             && match self {
                 Self::One(_) => true,
                 Self::Having { .. } => node.has(address),
-                Self::Labelled | Self::Selected(_) => node.hosts(address),
+                Self::Labelled => node.hosts(address),
+                Self::Selected(nodes) => node.hosts(address) && nodes.is_in_vlan(node, address),
             }
     }
 
@@ -341,7 +365,10 @@ impl EligibleNodes {
             && match self {
                 Self::One(_) => true,
                 Self::Having { .. } => node.has(address),
-                Self::Labelled | Self::Selected(_) => node.may_host(address),
+                Self::Labelled => node.may_host(address),
+                Self::Selected(nodes) => {
+                    !node.networks_known || (node.hosts(address) && nodes.is_in_vlan(node, address))
+                }
             }
     }
 }
@@ -371,9 +398,9 @@ impl EgressNodes {
                 EligibleNodes::Labelled => {}
                 EligibleNodes::One(None) => nodes.all = true,
                 EligibleNodes::One(Some(names)) => nodes.named.extend(names.iter().cloned()),
-                EligibleNodes::Selected(selectors) => {
-                    if !nodes.selected.contains(selectors) {
-                        nodes.selected.insert(selectors.clone());
+                EligibleNodes::Selected(selected) => {
+                    if !nodes.selected.contains(&selected.selectors) {
+                        nodes.selected.insert(selected.selectors.clone());
                     }
                 }
                 EligibleNodes::Having { candidates } => {

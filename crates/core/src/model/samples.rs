@@ -31,6 +31,7 @@ pub fn interface(name: &str, networks: &[&str]) -> EgressInterface {
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,
         is_uplink: false,
+        vlan: None,
         addresses: Vec::new(),
         networks: networks.iter().map(|network| (net(network), None)).collect(),
         destinations: BTreeSet::new(),

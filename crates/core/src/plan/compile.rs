@@ -17,6 +17,7 @@ use crate::plan::capacity::ServiceRoom;
 use crate::plan::desired::{Desired, Refusals, desired, on_unknown_pod, put_pod, put_service_ports};
 use crate::selection::pod_addresses::{PodAddressSpace, Refusal};
 use crate::selection::{Selection, Standby};
+use crate::vlans::{Vlans, vlans};
 
 /// The view, the desired state, and what has changed since the last plan.
 #[derive(Debug)]
@@ -164,6 +165,12 @@ impl Compiler {
     pub fn networks(&self) -> RoutedNetworks {
         let of = |desired| networks(&self.view, self.selection.network(), desired);
         self.desired.as_ref().map(of).unwrap_or_default()
+    }
+
+    /// The VLANs that this node needs devices for. `None` while its Node is not known.
+    pub fn vlans(&self) -> Option<Vlans> {
+        let own = self.view.nodes.get(&self.settings.node_name)?;
+        Some(vlans(&self.view, own))
     }
 
     /// Whether the pod has these addresses, as of the last compilation, or why it never gets one of them. `None` while

@@ -17,6 +17,7 @@ use crate::model::node::{Mac, Unserved};
 use crate::model::reserved::Reserved;
 use crate::model::state::{Action, KernelState};
 use crate::networks::RoutedNetworks;
+use crate::vlans::Vlans;
 
 /// Return type of an asynchronous method of a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -36,6 +37,10 @@ pub trait Executor {
     fn route(&mut self, _networks: &RoutedNetworks) -> impl Future<Output = BTreeMap<String, String>> + Send {
         std::future::ready(BTreeMap::new())
     }
+
+    /// Makes the uplink have VLAN devices for these networks, in its own time. One that hosts an egress IP stays until it hosts
+    /// none.
+    fn follow_vlans(&mut self, _vlans: &Vlans) {}
 
     /// Announces the next plan, for work that is better done for all of it at once. Changes nothing.
     fn prepare(&mut self, _plan: &[Action]) -> impl Future<Output = ()> + Send {

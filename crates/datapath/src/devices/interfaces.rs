@@ -62,6 +62,8 @@ pub struct NodeFacts {
     pub v6: Option<Ipv6Addr>,
     /// The same of the further egress interfaces, by index.
     pub further_addresses: BTreeMap<u32, (Option<Ipv4Addr>, Option<Ipv6Addr>)>,
+    /// The VLAN devices for pools, with their link-local addresses: they have no others.
+    pub pool_vlans: BTreeMap<u32, Option<Ipv6Addr>>,
     /// The routes of the further egress interfaces, and their neighbours with a link address.
     pub routes: Routes,
     pub neighbours: BTreeMap<(u32, IpAddr), Mac>,
@@ -87,7 +89,12 @@ impl NodeFacts {
         let usable = self.interfaces.iter().filter(|one| !one.is_uplink && one.state == InterfaceState::Usable);
         let of_interface = |one: &EgressInterface| {
             let (v4, v6) = self.further_addresses.get(&one.index).copied().unwrap_or_default();
-            let own = |gateway: &IpAddr| if gateway.is_ipv4() { v4.map(IpAddr::V4) } else { v6.map(IpAddr::V6) };
+            // On a VLAN device for a pool, ARP requests have no sender, as probes have (RFC 5227 section 2.1.1).
+            let of_pool = self.pool_vlans.get(&one.index);
+            let own = |gateway: &IpAddr| match gateway {
+                IpAddr::V4(_) => v4.or(of_pool.map(|_| Ipv4Addr::UNSPECIFIED)).map(IpAddr::V4),
+                IpAddr::V6(_) => v6.or(of_pool.copied().flatten()).map(IpAddr::V6),
+            };
             let routes = self.routes.iter().filter(|((index, _), _)| *index == one.index);
             let all: BTreeSet<IpAddr> = routes.flat_map(|(_, route)| route.hops().map(|hop| hop.to_ip())).collect();
             let asked = all.iter().filter_map(|gateway| Some((*gateway, own(gateway)?))).take(MOST_GATEWAYS);
@@ -226,6 +233,15 @@ pub fn primary_addresses(addresses: &[AddressMessage], index: u32) -> (Option<Ip
     (v4.map(|(address, _)| address), v6.map(|(address, _)| address))
 }
 
+/// The link-local IPv6 address of a device.
+pub fn link_local(addresses: &[AddressMessage], index: u32) -> Option<Ipv6Addr> {
+    let of_device = addresses.iter().filter(|message| message.header.index == index);
+    of_device.filter_map(|message| in_use(message, AddressScope::Link)).find_map(|one| match one.address {
+        IpAddr::V6(address) => Some(address),
+        IpAddr::V4(_) => None,
+    })
+}
+
 fn prefer<A>(best: &mut Option<(A, bool)>, address: A, whole_prefix: bool) {
     match best {
         None => *best = Some((address, whole_prefix)),
@@ -255,7 +271,11 @@ pub struct Addressed {
 
 /// A usable address of global scope; `None` for any other, such as a tentative one.
 pub fn addressed(message: &AddressMessage) -> Option<Addressed> {
-    if message.header.scope != AddressScope::Universe {
+    in_use(message, AddressScope::Universe)
+}
+
+fn in_use(message: &AddressMessage, scope: AddressScope) -> Option<Addressed> {
+    if message.header.scope != scope {
         return None;
     }
     let (mut address, mut flags) = (None, AddressFlags::empty());

@@ -6,3 +6,4 @@ pub mod node_ports;
 pub mod queueing;
 pub mod records;
 pub mod routes;
+pub mod vlans;

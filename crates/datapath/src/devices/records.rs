@@ -2,7 +2,8 @@
 //!
 //! - An egress interface is an Ethernet device with an address of global scope in a network of more than that address. A
 //!   port of a bridge, a bond or an OVS bridge is none: its master has the addresses. A port of a VRF is one.
-//! - The agent's own devices are none, nor those on which other software keeps addresses of services.
+//! - The agent's other devices are none, nor those on which other software keeps addresses of services.
+//! - A VLAN device of the agent's own is one without an address ([`vlans`]).
 //! - A network whose addresses may move to another node, or end, hosts no egress IP, as in OVN-Kubernetes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +16,8 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMe
 use rtnetlink::packet_route::link::{InfoKind, InfoPortKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage};
 
 use crate::devices::interfaces::{self, Addressed, Interface, SERVICE_DEVICE};
-use crate::names::OVERLAY_DEVICE;
+use crate::devices::vlans;
+use crate::names::{OVERLAY_DEVICE, VLAN_DEVICE};
 use crate::netlink;
 use egress_core::model::interface::{
     EgressInterface, InterfaceReason, InterfaceState, MOST_INTERFACE_NETWORKS, MOST_INTERFACES,
@@ -48,6 +50,10 @@ pub fn records(
             *known = None;
         }
     }
+    for link in links {
+        let of_pools = vlans::gateways(link).into_iter().map(|gateway| (gateway.trunc(), None));
+        networks.entry(link.header.index).or_default().extend(of_pools);
+    }
     let record = |link: &LinkMessage| {
         let name = interfaces::name(link)?;
         let is_uplink = name == uplink;
@@ -63,11 +69,16 @@ pub fn records(
         let (v4, v6) = interfaces::primary_addresses(addresses, index);
         let addresses = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)).collect();
         let state = state(link);
-        Some(EgressInterface { index, name, mac, mtu, is_uplink, addresses, networks, destinations, state })
+        let vlan = vlans::number(link);
+        Some(EgressInterface { index, name, mac, mtu, is_uplink, vlan, addresses, networks, destinations, state })
     };
     let mut records: Vec<_> = links.iter().filter_map(record).collect();
     exclude_stacked(&mut records, links);
-    records.sort_by(|one, other| (!one.is_uplink, &one.name).cmp(&(!other.is_uplink, &other.name)));
+    // Devices for pools take no place of the node's own.
+    let is_of_pools = |one: &EgressInterface| one.name.starts_with(VLAN_DEVICE);
+    records.sort_by(|one, other| {
+        (!one.is_uplink, is_of_pools(one), &one.name).cmp(&(!other.is_uplink, is_of_pools(other), &other.name))
+    });
     records.truncate(MOST_INTERFACES);
     records
 }
@@ -211,6 +222,7 @@ mod tests {
             mac: [2, 0, 0, 0, 0, 2],
             mtu: 1500,
             is_uplink: true,
+            vlan: None,
             addresses: vec![ip("172.18.0.2")],
             networks: [(net("172.18.0.0/16"), None)].into(),
             destinations: BTreeSet::new(),
@@ -222,6 +234,7 @@ mod tests {
             mac: [2, 0, 0, 0, 0, 3],
             mtu: 1500,
             is_uplink: false,
+            vlan: None,
             addresses: vec![ip("10.10.10.2"), ip("fd00:10::2")],
             networks: [(net("10.10.10.0/24"), None), (net("fd00:10::/64"), None)].into(),
             destinations: BTreeSet::new(),

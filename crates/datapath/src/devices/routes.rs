@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use egress_common::abi::{Addr, MAX_NEXT_HOPS, RouteEntry, RouteKind};
 use egress_core::model::interface::MOST_DESTINATIONS;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::route::{
@@ -97,6 +97,16 @@ pub fn of_interface(messages: &[RouteMessage], ifindex: u32, table: u32) -> Opti
     };
     let routes: BTreeMap<_, _> = best.into_iter().filter_map(entry).collect();
     (routes.len() <= MOST_ROUTES).then_some(routes)
+}
+
+/// Those of a network whose router is known: the network itself, and everything else by the router.
+pub fn of_gateway(gateway: &IpNet) -> [(IpNet, RouteEntry); 2] {
+    let everything = match gateway {
+        IpNet::V4(_) => IpNet::V4(Ipv4Net::default()),
+        IpNet::V6(_) => IpNet::V6(Ipv6Net::default()),
+    };
+    let by_gateway = RouteEntry::via(&[gateway.addr().into()], 0);
+    [(gateway.trunc(), RouteEntry::new(RouteKind::OnLink, 0)), (everything, by_gateway)]
 }
 
 /// The prefixes that an interface publishes: those of its routes beyond its networks, the shortest ones.

@@ -39,6 +39,7 @@ use egress_core::model::state::{
 };
 use egress_core::networks::RoutedNetworks;
 use egress_core::plan::executor::{AddressClaim, DataplaneError, Executor, Expected};
+use egress_core::vlans::Vlans;
 use egress_supervise;
 
 impl Executor for Dataplane {
@@ -59,6 +60,10 @@ impl Executor for Dataplane {
         if let Err(error) = state.expect(expected) {
             tracing::warn!(%error, "cannot rewrite the owned addresses for the uplink; trying again");
         }
+    }
+
+    fn follow_vlans(&mut self, vlans: &Vlans) {
+        self.shared.state().follow_vlans(vlans);
     }
 
     async fn route(&mut self, networks: &RoutedNetworks) -> Unrouted {

@@ -226,6 +226,7 @@ mod tests {
             v4: Some([172, 18, 0, 2].into()),
             v6: None,
             further_addresses: BTreeMap::new(),
+            pool_vlans: BTreeMap::new(),
             routes: BTreeMap::new(),
             neighbours: BTreeMap::new(),
             interfaces: Vec::new(),

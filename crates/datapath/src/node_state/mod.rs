@@ -27,6 +27,7 @@ use crate::attach::missing_devices;
 use crate::clock::now_ns;
 use crate::devices::interfaces::{FurtherNextHops, Interface, InterfaceGateways, NodeFacts};
 use crate::devices::node_ports::{HostPorts, PortSettings};
+use crate::devices::vlans::VlanProblems;
 use crate::error::{StartError, map_io};
 use crate::loader::programs::{AttachError, Programs};
 use crate::maps::convert;
@@ -39,6 +40,7 @@ use egress_core::model::lease::SharedLease;
 use egress_core::model::node::Mac;
 use egress_core::model::state::SharedWith;
 use egress_core::plan::executor::Expected;
+use egress_core::vlans::Vlans;
 
 pub struct State {
     programs: Programs,
@@ -54,6 +56,9 @@ pub struct State {
     /// Further interfaces with their gateways, and those of which none answers.
     gateways: Sender<Vec<InterfaceGateways>>,
     lost: Sender<BTreeSet<u32>>,
+    /// The VLANs that need a device; `None` before the first plan.
+    vlans: Sender<Option<Vlans>>,
+    vlan_problems: VlanProblems,
     /// As last written.
     config: Config,
     decisions: config::DecisionNumbers,
@@ -109,6 +114,8 @@ impl State {
             interfaces: Sender::default(),
             gateways: Sender::default(),
             lost: Sender::default(),
+            vlans: Sender::default(),
+            vlan_problems: VlanProblems::new(),
             decisions: config::DecisionNumbers::after(config.decisions),
             config,
             host_ports: HostPorts::new(),
@@ -415,6 +422,38 @@ impl State {
     /// Interfaces without a next hop, as they change.
     pub fn lost_next_hops(&self) -> Receiver<BTreeSet<u32>> {
         self.lost.subscribe()
+    }
+
+    /// Sets which VLANs need a device, which the watch makes.
+    pub fn follow_vlans(&self, wanted: &Vlans) {
+        self.vlans.send_if_modified(|known| {
+            let is_same = known.as_ref() == Some(wanted);
+            if !is_same {
+                *known = Some(wanted.clone());
+            }
+            !is_same
+        });
+    }
+
+    pub fn wanted_vlans(&self) -> Receiver<Option<Vlans>> {
+        self.vlans.subscribe()
+    }
+
+    /// The interfaces that host egress IPs now.
+    pub fn hosting(&self) -> io::Result<BTreeSet<u32>> {
+        let mut hosting = BTreeSet::new();
+        self.maps.owned.for_each(|_, entry| {
+            hosting.insert(entry.ifindex);
+        })?;
+        Ok(hosting)
+    }
+
+    /// Logs what is new among the causes for which VLANs have no device.
+    pub fn note_vlan_problems(&mut self, problems: VlanProblems) {
+        for (vlan, why) in problems.iter().filter(|(vlan, why)| self.vlan_problems.get(vlan) != Some(why)) {
+            warn!(vlan, why, "a VLAN that pools of addresses need has no device of its own on this node; trying again");
+        }
+        self.vlan_problems = problems;
     }
 
     /// The current records of the egress interfaces.

@@ -33,6 +33,7 @@ use crate::devices::interfaces::{self, NodeFacts};
 use crate::devices::queueing;
 use crate::devices::records;
 use crate::devices::routes::{self, Routes};
+use crate::devices::vlans;
 use crate::error::StartError;
 use crate::loader::initial_state::{self, OwnAddresses};
 use crate::names::OVERLAY_DEVICE;
@@ -115,6 +116,7 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
     let (routes, neighbours) = next_hops(netlink, &links, &mut interfaces).await?;
     let further = interfaces.iter().filter(|one| !one.is_uplink);
     let addresses_of = |one: &EgressInterface| (one.index, interfaces::primary_addresses(&addresses, one.index));
+    let of_pools = links.iter().filter(|link| !vlans::gateways(link).is_empty()).map(|link| link.header.index);
     let uplink_is_paced = match link(&settings.uplink) {
         Some(link) => queueing::is_paced(netlink, link).await,
         None => false,
@@ -129,6 +131,7 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
         v4,
         v6,
         further_addresses: further.map(addresses_of).collect(),
+        pool_vlans: of_pools.map(|index| (index, interfaces::link_local(&addresses, index))).collect(),
         routes,
         neighbours,
         interfaces,
@@ -149,7 +152,15 @@ async fn next_hops(
     }
     let messages = routes::dump(handle).await?;
     for one in interfaces.iter_mut().filter(|one| one.is_attached()) {
-        let found = routes::of_interface(&messages, one.index, routes::table(links, one.index));
+        let mut found = routes::of_interface(&messages, one.index, routes::table(links, one.index));
+        let link = links.iter().find(|link| link.header.index == one.index);
+        // Those of the kernel come first: an administrator may lead a prefix to another router.
+        for (net, route) in link.into_iter().flat_map(vlans::gateways).flat_map(|gateway| routes::of_gateway(&gateway))
+        {
+            if let Some(found) = &mut found {
+                found.entry(net).or_insert(route);
+            }
+        }
         if let Some(found) = &found {
             one.destinations = routes::destinations(found, &one.networks);
         }
@@ -176,6 +187,7 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
     let mut neighbours = Neighbours::new();
     let mut interfaces = WatchedInterfaces::of(shared.state().facts());
     let mut lost = shared.state().lost_next_hops();
+    let mut vlans = shared.state().wanted_vlans();
     let mut check = interval(CHECK_INTERVAL);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // When the routes' generation may be raised again, and whether it must be.
@@ -197,6 +209,8 @@ pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
                 }
                 continue;
             }
+            // Its sender is in the state.
+            changed = vlans.changed() => need.look = changed.is_ok(),
             () = sleep_until(routes_from), if routes_due => {}
         }
         // All pending events count as one change.
@@ -247,6 +261,7 @@ async fn check_netfilter(shared: &Arc<Shared>) {
 
 /// Reads the facts and applies them. A failure is retried with the next event or check.
 async fn look(shared: &Arc<Shared>, verify: bool) {
+    ensure_vlans(shared).await;
     let mut facts = gather(&shared.netlink, &shared.settings).await;
     if matches!(&facts, Ok(facts) if facts.overlay.is_none()) {
         match overlay::ensure(&shared.netlink, shared.settings.tunnel_port).await {
@@ -275,6 +290,27 @@ async fn look(shared: &Arc<Shared>, verify: bool) {
         && let Err(error) = overlay::bring_up(&shared.netlink, index, shared.settings.tunnel_port).await
     {
         warn!(%error, "cannot bring up the overlay device; trying again");
+    }
+}
+
+/// Before the first plan nothing is known to be wanted, and devices of a former run stay.
+async fn ensure_vlans(shared: &Shared) {
+    let wanted = shared.state().wanted_vlans().borrow().clone();
+    let Some(wanted) = wanted else { return };
+    let uplink = match interfaces::interface(&shared.netlink, &shared.settings.uplink).await {
+        Ok(Some(uplink)) => uplink,
+        // They are gone with it.
+        Ok(None) => return,
+        Err(error) => return warn!(%error, "cannot look for the uplink"),
+    };
+    let in_use = shared.state().hosting();
+    let ensured = match in_use {
+        Ok(in_use) => vlans::ensure(&shared.netlink, (uplink.index, &wanted), &in_use).await,
+        Err(error) => Err(error),
+    };
+    match ensured {
+        Ok(problems) => shared.state().note_vlan_problems(problems),
+        Err(error) => warn!(%error, "cannot look after VLAN devices; trying again"),
     }
 }
 
@@ -326,7 +362,9 @@ fn judge(
             }
             // Each pod's device gets a link-local address.
             RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
-                Need { look: address.header.scope == AddressScope::Universe, routes: true, ..Need::default() }
+                let is_further = interfaces.further.contains(&address.header.index);
+                let look = address.header.scope == AddressScope::Universe || is_further;
+                Need { look, routes: true, ..Need::default() }
             }
             RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message) => route(message),
             RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => {

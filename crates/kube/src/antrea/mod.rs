@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use crate::api_outage::ApiOutages;
 use crate::assignments::{StoredAssignment, ignored, patch_params, put};
 use crate::convert::{created, quantity};
-use crate::crd::{AddressesOf, AssignedBandwidth, MOST_BITS, egress_assignment_resource, egress_resource};
+use crate::crd::{
+    AddressesOf, AssignedBandwidth, AssignedVlanNetwork, MOST_BITS, egress_assignment_resource, egress_resource,
+};
 use crate::policy::selector;
 use crate::policy::status::{WriteError, condition_values};
 use crate::watches::{config, updates};
@@ -24,6 +26,7 @@ use egress_core::antrea::{
     AddressGroup, AntreaInputs, Bandwidth, EgressObject, EgressRequest, EgressStatus, PoolObject, PoolRange,
     PoolRequest, PoolSubnet, RequestedAddress,
 };
+use egress_core::model::interface::VlanNetwork;
 use egress_core::model::policy::{Selects, SourceKind};
 use egress_core::model::selector::Selector;
 use egress_core::model::view::Update;
@@ -198,13 +201,17 @@ fn range(range: &Value) -> Result<PoolRange, String> {
     PoolRange::between(start, end).ok_or_else(|| format!("spec.ipRanges: {start} to {end} is no range"))
 }
 
+/// The largest number of a VLAN (IEEE 802.1Q).
+const MOST_VLAN: u16 = 4094;
+
 fn subnet_info(subnet: &Value) -> Result<PoolSubnet, String> {
     let gateway = subnet["gateway"].as_str().unwrap_or_default();
     let number = |field: &str| subnet[field].as_u64().unwrap_or_default();
+    let vlan = u16::try_from(number("vlan")).ok().filter(|vlan| *vlan <= MOST_VLAN);
     Ok(PoolSubnet {
         gateway: gateway.parse().map_err(|_| format!("spec.subnetInfo.gateway: {gateway:?} is no IP address"))?,
         prefix_length: u8::try_from(number("prefixLength")).unwrap_or(u8::MAX),
-        vlan: u16::try_from(number("vlan")).unwrap_or(u16::MAX),
+        vlan: vlan.ok_or("spec.subnetInfo.vlan: not between 0 and 4094")?,
     })
 }
 
@@ -230,6 +237,14 @@ pub fn assignment_spec(group: &AddressGroup, view: &AntreaView) -> Value {
     let asked = group.egresses.iter().filter_map(|name| sharing.get(name)?.object.spec.as_ref().ok()?.bandwidth);
     if let (Some(spec), Some(Bandwidth { rate, burst })) = (spec.as_object_mut(), asked.into_iter().next()) {
         spec.insert("bandwidth".to_owned(), json!(AssignedBandwidth { rate, burst }));
+    }
+    if let Some(spec) = spec.as_object_mut().filter(|_| !group.vlans.is_empty()) {
+        let network = |VlanNetwork { vlan, gateway }: &VlanNetwork| AssignedVlanNetwork {
+            vlan: *vlan,
+            gateway: gateway.addr().to_string(),
+            prefix_length: gateway.prefix_len(),
+        };
+        spec.insert("vlanNetworks".to_owned(), json!(group.vlans.iter().map(network).collect::<Vec<_>>()));
     }
     let selectors = group.pools.iter().filter_map(|pool| Some(&sources.get(pool)?.node_selector));
     if let Some(spec) = spec.as_object_mut().filter(|_| !group.pools.is_empty()) {
@@ -434,6 +449,7 @@ mod tests {
                 addresses: vec!["10.0.0.8".parse().expect("a literal")],
                 egresses: egresses.iter().map(|name| (*name).to_owned()).collect(),
                 pools: BTreeSet::new(),
+                vlans: BTreeSet::new(),
                 is_of_hosts: true,
             };
             assignment_spec(&group, &view)
@@ -458,6 +474,7 @@ mod tests {
             json!({"ipRanges": [{"start": "10.10.0.2"}]}),
             json!({"ipRanges": [{"start": "10.10.0.3", "end": "10.10.0.2"}]}),
             json!({"ipRanges": [{"cidr": "10.10.0.0"}]}),
+            json!({"ipRanges": [], "subnetInfo": {"gateway": "10.10.0.1", "prefixLength": 16, "vlan": 4095}}),
         ] {
             assert!(read(broken.clone()).is_err(), "{broken}");
         }
@@ -493,10 +510,12 @@ mod tests {
             addresses: vec!["10.0.0.8".parse().expect("a literal")],
             egresses: vec!["a".into(), "b".into()],
             pools: ["p".to_owned()].into(),
+            vlans: [VlanNetwork { vlan: 7, gateway: "10.0.0.1/24".parse().expect("a literal") }].into(),
             is_of_hosts: false,
         };
         let spec = assignment_spec(&group, &view);
         assert_eq!((&spec["egressIPs"], &spec["nodeSelectors"]), (&json!(["10.0.0.8"]), &json!([nodes])));
+        assert_eq!(spec["vlanNetworks"], json!([{"vlan": 7, "gateway": "10.0.0.1", "prefixLength": 24}]));
         let rule = json!({
             "from": {"kind": "Egress", "name": "a", "uid": "u", "created": 1_704_067_210},
             "selectors": [{"namespaces": {}, "pods": {"matchLabels": {"app": "web"}}}],

@@ -36,6 +36,7 @@ pub fn published(record: &EgressInterface) -> NodeInterface {
         mac: mac_text(record.mac),
         mtu: record.mtu,
         uplink: record.is_uplink,
+        vlan: record.vlan,
         addresses: record.addresses.iter().map(IpAddr::to_string).collect(),
         networks: networks.collect(),
         destinations: record.destinations.iter().map(IpNet::to_string).collect(),
@@ -46,7 +47,8 @@ pub fn published(record: &EgressInterface) -> NodeInterface {
 
 /// The record of a published interface; `None` if its state or link address is unreadable. Unreadable networks are left out.
 pub(super) fn record(published: NodeInterface, problems: &mut Vec<String>) -> Option<EgressInterface> {
-    let NodeInterface { name, index, mac, mtu, uplink, addresses, networks, destinations, state, reason } = published;
+    let NodeInterface { name, index, mac, mtu, uplink, vlan, addresses, networks, destinations, state, reason } =
+        published;
     let reason = InterfaceReason::from(reason.as_deref().unwrap_or_default());
     let state = match state.as_str() {
         ABSENT => InterfaceState::Absent(reason),
@@ -66,7 +68,7 @@ pub(super) fn record(published: NodeInterface, problems: &mut Vec<String>) -> Op
     let destinations = destinations.iter().take(MOST_DESTINATIONS);
     let destinations = destinations.filter_map(|text| one::<IpNet>(text, problems)).map(|net| net.trunc()).collect();
     let addresses = addresses.iter().take(MOST_FIRST_ADDRESSES).filter_map(|text| one(text, problems)).collect();
-    Some(EgressInterface { index, name, mac, mtu, is_uplink: uplink, addresses, networks, destinations, state })
+    Some(EgressInterface { index, name, mac, mtu, is_uplink: uplink, vlan, addresses, networks, destinations, state })
 }
 
 #[cfg(test)]
@@ -87,7 +89,8 @@ mod tests {
             InterfaceState::Usable,
         ] {
             for is_uplink in [true, false] {
-                let one = EgressInterface { state: state.clone(), is_uplink, ..one.clone() };
+                let vlan = (!is_uplink).then_some(7);
+                let one = EgressInterface { state: state.clone(), is_uplink, vlan, ..one.clone() };
                 let mut problems = Vec::new();
                 assert_eq!(record(published(&one), &mut problems), Some(one));
                 assert_eq!(problems, [""; 0]);

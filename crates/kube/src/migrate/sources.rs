@@ -31,11 +31,6 @@ pub(super) fn unserved(object: &DynamicObject, system: EgressSystem) -> Vec<Migr
             let ports = "pods get the ports of the node's address that the host leaves to NAT";
             notes.extend(is_static.then(|| MigrationNote::Changes(ports.to_owned())));
         }
-        (EgressSystem::Antrea, "ExternalIPPool") => {
-            let has_vlan = spec["subnetInfo"]["vlan"].as_u64().is_some_and(|vlan| vlan != 0);
-            let what = "spec.subnetInfo.vlan: the pool gives no addresses; bring up the VLAN's interface on the nodes and remove it";
-            notes.extend(has_vlan.then(|| loses(what.to_owned())));
-        }
         (EgressSystem::Cilium, _) => {
             notes.extend(cilium::policy(object).object.spec.err().map(|why| loses(format!("refused: {why}"))));
         }

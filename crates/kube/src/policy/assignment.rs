@@ -12,12 +12,13 @@ use kube::api::{ApiResource, DynamicObject};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::crd::{self, AssignmentSource};
+use crate::crd::{self, AssignedVlanNetwork, AssignmentSource};
 use crate::policy::egress_ip::{read, write};
 use crate::policy::{PolicyApi, StatusWriter, selector};
+use egress_core::model::interface::VlanNetwork;
 use egress_core::model::policy::{
     AddressUse, DestinationPrefixes, Destinations, EgressPolicy, EligibleNodes, Item, NodeSelectors, PodShare,
-    PolicyKind, PolicyNetwork, PolicyRule, RuleSource, Selects, parse_egress_ip,
+    PolicyKind, PolicyNetwork, PolicyRule, RuleSource, SelectedNodes, Selects, parse_egress_ip,
 };
 use egress_core::model::selector::Selector;
 use egress_core::model::state::BandwidthLimit;
@@ -127,7 +128,7 @@ pub(super) fn network(spec: &Value, listed: Option<&[String]>, rules: Option<&[P
     })
 }
 
-/// A list of nodes, or of selectors, that cannot be read stands for no node.
+/// A list of nodes, of selectors or of VLANs that cannot be read stands for no node.
 pub(super) fn eligible_nodes(spec: &Value, address_use: AddressUse) -> EligibleNodes {
     let names = || match &spec["nodes"] {
         Value::Null => None,
@@ -144,8 +145,21 @@ pub(super) fn eligible_nodes(spec: &Value, address_use: AddressUse) -> EligibleN
     match address_use {
         AddressUse::OfService => EligibleNodes::One(names()),
         AddressUse::OfHost => EligibleNodes::Having { candidates: candidates(spec) },
-        AddressUse::EgressOnly => EligibleNodes::Selected(selectors()),
+        AddressUse::EgressOnly => EligibleNodes::Selected(match vlans(spec) {
+            Ok(vlans) => Box::new(SelectedNodes { selectors: selectors(), vlans }),
+            Err(_) => NodeSelectors::from([Selector::nothing()]).into(),
+        }),
     }
+}
+
+fn vlans(spec: &Value) -> Result<BTreeSet<VlanNetwork>, String> {
+    let read = |AssignedVlanNetwork { vlan, gateway, prefix_length }| {
+        let gateway: IpAddr = gateway.parse().map_err(|error| format!("{gateway:?}: {error}"))?;
+        let gateway = IpNet::new(gateway, prefix_length).map_err(|error| error.to_string())?;
+        Ok(VlanNetwork { vlan, gateway })
+    };
+    let all = Option::<Vec<AssignedVlanNetwork>>::deserialize(&spec["vlanNetworks"]);
+    all.map_err(|error| error.to_string())?.unwrap_or_default().into_iter().map(read).collect()
 }
 
 /// One that cannot be read selects no node.
@@ -215,6 +229,27 @@ mod tests {
         let pods = by_nodes.network.and_then(|network| network.pods).expect("pods");
         let web = Labels::from([("app".to_owned(), "web".to_owned())]);
         assert!(pods.pods.matches(&web) && !pods.pods.matches(&Labels::new()));
+    }
+
+    #[test]
+    fn addresses_in_vlans_have_their_networks() {
+        let with = |vlans: Value| {
+            let extra = json!({"addressesOf": null, "vlanNetworks": vlans});
+            read(&extra, &json!([])).eligible_nodes
+        };
+        let gateway = "10.10.0.1/24".parse().expect("a literal");
+        let vlans = [VlanNetwork { vlan: 7, gateway }].into();
+        let expected = EligibleNodes::Selected(Box::new(SelectedNodes { vlans, ..SelectedNodes::default() }));
+        assert_eq!(with(json!([{"vlan": 7, "gateway": "10.10.0.1", "prefixLength": 24}])), expected);
+        assert_eq!(with(json!(null)), EligibleNodes::Selected(Box::default()));
+        for broken in [
+            json!("7"),
+            json!([{"vlan": 7, "gateway": "10.10.0.1"}]),
+            json!([{"vlan": 7, "gateway": "10.10.0", "prefixLength": 24}]),
+            json!([{"vlan": 7, "gateway": "10.10.0.1", "prefixLength": 33}]),
+        ] {
+            assert!(!with(broken.clone()).has(&Node::default()), "{broken}");
+        }
     }
 
     #[test]

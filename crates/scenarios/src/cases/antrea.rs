@@ -2,7 +2,8 @@
 //! the pool's selector and their health. The times are those of Antrea's own tests.
 
 use egress_lab::api_objects::NODES;
-use egress_lab::topology::UPLINK;
+
+use egress_lab::topology::{EXT_LAN, UPLINK};
 
 use crate::prelude::*;
 use crate::received::{LoadSender, Received};
@@ -25,6 +26,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         LabTest::new("antrea_pools_give_addresses", Duration::from_secs(120), pools_give_addresses),
         LabTest::new("antrea_egresses_are_updated", Duration::from_secs(120), are_updated),
         LabTest::new("antrea_bandwidth_is_shared_by_pods", Duration::from_secs(120), bandwidth_is_shared),
+        LabTest::new("antrea_pools_lie_in_a_vlan", Duration::from_secs(120), pools_in_a_vlan),
         LabTest::new("antrea_egresses_follow_nodes", Duration::from_secs(120), follow_nodes),
         LabTest::new("antrea_static_addresses_are_of_nodes", Duration::from_secs(120), static_addresses),
     ]
@@ -317,6 +319,72 @@ fn bandwidth_is_shared(context: &LabContext) -> Result<()> {
         let status = lab.cluster.agent(gateway)?.status(&[])?;
         Ok(!String::from_utf8_lossy(&status.stdout).contains("(at most"))
     })
+}
+
+/// Both families, in a VLAN in which the router has addresses and the nodes have none.
+fn pools_in_a_vlan(context: &LabContext) -> Result<()> {
+    const DEVICE: &str = "egress.7";
+    const GONE: Duration = Duration::from_secs(15);
+    let lab = AntreaLab::start(context, &[])?;
+    let router = lab.cluster.lab.ext();
+    let device = ["link", "add", "link", EXT_LAN, "name", "vlan7", "type", "vlan", "id", "7"];
+    if !router.output("ip", &device)?.status.success() {
+        return Err(Skip("no VLAN device").into());
+    }
+    router.exec("ip", &["addr", "add", "10.30.0.1/24", "dev", "vlan7"])?;
+    router.exec("ip", &["addr", "add", "fd00:30::1/64", "dev", "vlan7", "nodad"])?;
+    router.exec("ip", &["link", "set", "vlan7", "up"])?;
+    let has_device = |node: &LabNode| Ok(node.host.output("ip", &["link", "show", DEVICE])?.status.success());
+
+    let pool = |name: &str, cidr: &str, gateway: &str, length: u8, vlan: u16| {
+        let subnet = json!({"gateway": gateway, "prefixLength": length, "vlan": vlan});
+        let object = json!({
+            "apiVersion": "crd.antrea.io/v1beta1", "kind": "ExternalIPPool", "metadata": {"name": name},
+            "spec": {"ipRanges": [{"cidr": cidr}], "subnetInfo": subnet, "nodeSelector": {}},
+        });
+        lab.cluster.api.create(POOLS, &object).map(drop)
+    };
+    pool("v4", "10.30.0.0/29", "10.30.0.1", 24, 7)?;
+    pool("v6", "fd00:30::/124", "fd00:30::1", 64, 7)?;
+    lab.egress("web", Some("web"), json!({"externalIPPools": ["v4", "v6"]}))?;
+    lab.conditions("web", ["Allocated", "Assigned"], REALISED * 2)?;
+    let as_pooled = |name: &str| lab.cluster.is_seen_as(name, Some("10.30.0.2"), Some("fd00:30::2"));
+    for name in ["web1", "web2"] {
+        as_pooled(name)?;
+    }
+    lab.cluster.is_seen_as("plain", None, None)?;
+    for node in lab.cluster.lab.nodes() {
+        let shown = node.host.exec("ip", &["-o", "addr", "show", "dev", DEVICE, "scope", "global"])?;
+        ensure!(shown.is_empty(), "{} has an address there: {shown}", node.name());
+    }
+
+    println!("the router itself, which is in the addresses' network, answers");
+    for to in ["10.30.0.1", "fd00:30::1"] {
+        let answer = lab.cluster.pod("web1")?.netns.output("ping", &["-n", "-c3", "-i0.3", "-W2", to])?;
+        ensure!(answer.status.success(), "{to}: {}", String::from_utf8_lossy(&answer.stdout));
+    }
+
+    println!("what contradicts it is refused");
+    pool("other", "10.31.0.0/29", "10.31.0.1", 24, 7)?;
+    let why = lab.cluster.event("other", "InvalidPool")?;
+    ensure!(why.contains("in the older ExternalIPPool v4 its VLAN has another gateway"), "{why}");
+
+    println!("a node that loses its uplink loses the addresses");
+    let gateway = lab.node("web")?;
+    lab.cluster.lab.set_carrier(&lab.cluster.lab.nodes()[gateway - 1], false)?;
+    until_true("another node has them", FAILED_OVER, || Ok(lab.node("web").is_ok_and(|node| node != gateway)))?;
+    lab.cluster.lab.set_carrier(&lab.cluster.lab.nodes()[gateway - 1], true)?;
+    for name in ["web1", "web2"] {
+        as_pooled(name)?;
+    }
+
+    println!("without an Egress the devices go");
+    lab.delete("web")?;
+    lab.cluster.is_seen_as("web1", None, None)?;
+    for node in lab.cluster.lab.nodes() {
+        until_true(&format!("{} has no {DEVICE}", node.name()), GONE, || has_device(node).map(|has| !has))?;
+    }
+    Ok(())
 }
 
 fn follow_nodes(context: &LabContext) -> Result<()> {

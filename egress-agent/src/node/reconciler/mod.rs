@@ -381,6 +381,11 @@ impl<E: Executor> Reconciler<E> {
                 self.incomplete = whole;
                 return Ok(());
             };
+            if touched == Touched::Everything
+                && let Some(vlans) = self.compiler.vlans()
+            {
+                self.executor.follow_vlans(&vlans);
+            }
             let mut barred = Withheld::default();
             let mut disconnected = Disconnected::default();
             // Set by a full plan.

@@ -1,8 +1,9 @@
 //! Policies that select nodes by their labels, as an ExternalIPPool does, or by the addresses that nodes have.
 
 use super::*;
-use crate::model::policy::{EgressNodes, EligibleNodes, NodeSelectors};
-use crate::model::samples::{equals, net};
+use crate::model::interface::{EgressInterface, VlanNetwork};
+use crate::model::policy::{EgressNodes, EligibleNodes, NodeSelectors, SelectedNodes};
+use crate::model::samples::{equals, interface, net};
 use crate::model::view::Labels;
 
 const ADDRESS: &str = "172.18.0.100";
@@ -19,7 +20,7 @@ fn racks() -> Nodes {
 
 fn on(selectors: NodeSelectors, assigned: &[(&str, &str)]) -> Policies {
     let (key, policy) = policy("a", 1, &[ADDRESS], assigned);
-    let policy = EgressPolicy { eligible_nodes: EligibleNodes::Selected(selectors), ..(*policy).clone() };
+    let policy = EgressPolicy { eligible_nodes: EligibleNodes::Selected(selectors.into()), ..(*policy).clone() };
     [(key, Arc::new(policy))].into()
 }
 
@@ -108,4 +109,32 @@ fn nodes_that_could_serve_the_pods_take_part() {
     assert_eq!(found, [true, false, true], "one has the address, another is a candidate");
     let outcomes = assign(&[(key, Arc::new(policy))].into(), &nodes);
     assert_eq!(node_of(&outcomes, "a", "172.18.0.1"), Some("n1"), "the address is where it is");
+}
+
+/// `n1` has the network on its uplink alone, `n2` in VLAN 7 and `n3` in VLAN 8.
+#[test]
+fn an_address_in_a_vlan_is_hosted_there_alone() {
+    let (inside, outside) = ("10.10.10.100", "172.18.0.100");
+    let mut all = racks();
+    for (name, interfaces) in [("n1", vec![]), ("n2", vec![("egress.7", 7)]), ("n3", vec![("egress.8", 8)])] {
+        let node = Arc::make_mut(all.get_mut(name).expect("a node"));
+        if name == "n1" {
+            node.primary.push(net("10.10.10.1/24"));
+        }
+        let of = |(name, vlan)| EgressInterface { vlan: Some(vlan), ..interface(name, &["10.10.10.0/24"]) };
+        node.interfaces = interfaces.into_iter().map(of).collect();
+    }
+    let on = |address: &str, vlans: &[u16]| {
+        let vlans = vlans.iter().map(|vlan| VlanNetwork { vlan: *vlan, gateway: net("10.10.10.1/24") }).collect();
+        let (key, policy) = policy("a", 1, &[address], &[]);
+        let nodes = SelectedNodes { selectors: NodeSelectors::new(), vlans };
+        let policy = EgressPolicy { eligible_nodes: EligibleNodes::Selected(Box::new(nodes)), ..(*policy).clone() };
+        let outcomes = assign(&[(key, Arc::new(policy))].into(), &all);
+        node_of(&outcomes, "a", address).map(str::to_owned)
+    };
+    assert_eq!(on(inside, &[7]).as_deref(), Some("n2"));
+    assert_eq!(on(inside, &[8]).as_deref(), Some("n3"));
+    assert_eq!(on(inside, &[9]), None, "on no other interface");
+    assert!(on(outside, &[9]).is_some(), "not of the VLAN's network");
+    assert_eq!(on(inside, &[]).as_deref(), Some("n2"), "any further interface");
 }
