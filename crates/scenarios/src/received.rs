@@ -5,6 +5,9 @@ use std::net::{Ipv6Addr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{UdpGroSegment, UdpGsoSegment};
+
 use crate::bench::pin;
 use crate::prelude::*;
 
@@ -12,6 +15,8 @@ const PORT: u16 = 7_010;
 /// Bytes of a datagram, which fits the pods' MTU, and of its headers with the link's.
 const DATAGRAM: usize = 1_300;
 const DATAGRAM_HEADERS: u64 = 42;
+/// Datagrams of a GSO packet, which has less than 64 KiB.
+const TOGETHER: usize = 40;
 const CHUNK: usize = 128 << 10;
 
 /// Bytes that the server has received: the content of streams, and whole frames of datagrams.
@@ -50,6 +55,8 @@ impl Received {
         let received = Arc::new(AtomicU64::new(0));
         let listener = outside.run(|| Ok(TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))?))?;
         let socket = outside.run(|| Ok(UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT))?))?;
+        // Datagrams that were sent together are received together.
+        setsockopt(&socket, UdpGroSegment, &true)?;
         let count = Arc::clone(&received);
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -61,10 +68,11 @@ impl Received {
         let count = Arc::clone(&received);
         thread::spawn(move || {
             core.map_or(Ok(()), pin)?;
-            let mut bytes = vec![0; 2 * DATAGRAM];
+            let mut bytes = vec![0; 2 * TOGETHER * DATAGRAM];
             loop {
                 let length = socket.recv(&mut bytes)?;
-                count.fetch_add(length as u64 + DATAGRAM_HEADERS, Ordering::Relaxed);
+                let headers = length.div_ceil(DATAGRAM) as u64 * DATAGRAM_HEADERS;
+                count.fetch_add(length as u64 + headers, Ordering::Relaxed);
             }
             #[expect(unreachable_code, reason = "names the type of the closure's errors")]
             Ok::<(), anyhow::Error>(())
@@ -99,13 +107,25 @@ impl Received {
         })
     }
 
-    /// Datagrams from one port.
-    #[expect(clippy::unused_self, reason = "it is this server that receives them")]
+    /// Datagrams from one port, each sent by itself.
     pub(crate) fn datagrams(&self, netns: &Netns, core: Option<usize>) -> Result<LoadSender> {
-        LoadSender::start(netns, core, |is_over| {
+        self.datagrams_by(netns, core, 1)
+    }
+
+    /// As fast as goes: the kernel gets a GSO packet, which becomes datagrams only where a device or a receiver asks for them.
+    pub(crate) fn datagrams_together(&self, netns: &Netns, core: Option<usize>) -> Result<LoadSender> {
+        self.datagrams_by(netns, core, TOGETHER)
+    }
+
+    #[expect(clippy::unused_self, reason = "it is this server that receives them")]
+    fn datagrams_by(&self, netns: &Netns, core: Option<usize>, count: usize) -> Result<LoadSender> {
+        LoadSender::start(netns, core, move |is_over| {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             socket.connect((plan::SERVER.v4, PORT))?;
-            let bytes = [7; DATAGRAM];
+            if count > 1 {
+                setsockopt(&socket, UdpGsoSegment, &i32::try_from(DATAGRAM)?)?;
+            }
+            let bytes = vec![7; count * DATAGRAM];
             while !is_over.load(Ordering::Relaxed) {
                 // A full queue of the pod's device is none of a limit's.
                 let _full = socket.send(&bytes);

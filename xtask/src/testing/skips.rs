@@ -17,7 +17,7 @@ const VARIABLE: &str = "EGRESS_TEST_SKIPS";
 
 /// Skips that are as they should be wherever the tests run, each with a part of the reason that it gives. Tests are named with
 /// their module.
-const EXPECTED: [(&str, &str); 23] = [
+const EXPECTED: [(&str, &str); 25] = [
     // Commands of their own, with optimized code: docs/performance.md.
     ("controller::node_health::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
@@ -44,6 +44,8 @@ const EXPECTED: [(&str, &str); 23] = [
     ("fib_helper_finds_the_table_of_a_vrf", "no VRF"),
     ("kinds::nic_on_a_vlan", "no VLAN device"),
     ("kinds::vlan_of_a_pool", "no VLAN device"),
+    ("antrea_pools_lie_in_a_vlan", "no VLAN device"),
+    ("antrea_bandwidth_by_fq_loses_no_stream", "no fq"),
     ("kinds::nic_on_a_bond", "no bond"),
     ("pacing::limited_packets_wait_in_fq", "no fq"),
     ("kinds::nic_in_a_vrf", "no VRF"),

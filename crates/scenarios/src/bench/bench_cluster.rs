@@ -16,7 +16,7 @@ use egress_lab::topology::netns::link_address;
 use egress_lab::wait::poll;
 use egress_toolchain::Built;
 
-const NAMESPACE: &str = "bench";
+pub(super) const NAMESPACE: &str = "bench";
 /// How long agents may take for what they do at once.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The far end of the management port.
@@ -52,6 +52,25 @@ fn pod_name(peer: Peer, path: PacketPath, family: Family) -> String {
 /// As bare as a host can be: what a host has beside these costs everyone but us.
 pub(super) fn bare(_node: usize) -> HostConfig {
     HostConfig { service_proxy: false, reverse_path: ReversePath::Off, ..HostConfig::default() }
+}
+
+/// Two nodes with agents. The first one has the pods of each path, which have its name as a label.
+pub(super) fn with_pods_of_paths(
+    built: &Built,
+    prefix: &str,
+    names: &dyn Fn(PacketPath) -> Vec<String>,
+    flags: &[&str],
+) -> Result<TestCluster> {
+    let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2).host_config(bare);
+    for path in PacketPath::ALL {
+        for name in names(path) {
+            builder = builder.pod(pod(&name, NAMESPACE, 1, &[("path", path.name())]));
+        }
+    }
+    let mut cluster = TestCluster::bring_up(builder, Some(0), &ApiChoice::InMemory)?;
+    cluster.start_agents(&AgentOptions::new(&built.agent, &cluster.api).with(flags.iter().copied()))?;
+    cluster.agents_serve()?;
+    Ok(cluster)
 }
 
 impl BenchCluster {

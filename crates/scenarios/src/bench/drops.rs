@@ -6,10 +6,10 @@ use egress_common::abi::{Class as VerdictClass, Count, Verdict};
 use crate::prelude::*;
 
 /// By the label of the reason; those without any are absent.
-pub(super) type DropCounts = BTreeMap<&'static str, u64>;
+pub(crate) type DropCounts = BTreeMap<&'static str, u64>;
 
 /// On these nodes so far.
-pub(super) fn dropped<'a>(nodes: impl IntoIterator<Item = &'a LabNode>) -> Result<DropCounts> {
+pub(crate) fn dropped<'a>(nodes: impl IntoIterator<Item = &'a LabNode>) -> Result<DropCounts> {
     let mut all = DropCounts::new();
     for node in nodes {
         let data = MapData::from_pin(AgentPins::of(node).map("counters")?)?;
@@ -24,7 +24,7 @@ pub(super) fn dropped<'a>(nodes: impl IntoIterator<Item = &'a LabNode>) -> Resul
 }
 
 /// Since `before`.
-pub(super) fn since(before: &DropCounts, now: &DropCounts) -> DropCounts {
+pub(crate) fn since(before: &DropCounts, now: &DropCounts) -> DropCounts {
     let moved = now.iter().map(|(reason, packets)| (*reason, packets - before.get(reason).copied().unwrap_or(0)));
     moved.filter(|(_, packets)| *packets > 0).collect()
 }

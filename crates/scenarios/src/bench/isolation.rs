@@ -10,14 +10,13 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use egress_lab::kube_api::ApiChoice;
 use egress_lab::topology::POD_INTERFACE;
 use egress_lab::topology::netns::link_address;
 use egress_lab::traffic::packet;
 use egress_toolchain::Built;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, socket};
 
-use super::bench_cluster::{bare, link_address_of};
+use super::bench_cluster::{NAMESPACE, link_address_of, with_pods_of_paths};
 use super::cpu::{Cores, pin};
 use super::drops;
 use super::flood::counted;
@@ -26,7 +25,6 @@ use super::requests::{self, CHURN_PORT};
 use super::samples::{Results, percentile};
 use crate::prelude::*;
 
-const NAMESPACE: &str = "bench";
 /// Queries and connections of a second.
 const QUERIES: u32 = 5_000;
 const CONNECTIONS: u32 = 100;
@@ -59,16 +57,8 @@ pub(super) fn measure(
     say: &dyn Fn(&str),
     results: &mut Results,
 ) -> Result<()> {
-    let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2).host_config(bare);
-    for path in PacketPath::ALL {
-        for role in ["resolver", "neighbour"] {
-            builder = builder.pod(pod(&pod_name(role, path), NAMESPACE, 1, &[("path", path.name())]));
-        }
-    }
-    let mut cluster = TestCluster::bring_up(builder, Some(0), &ApiChoice::InMemory)?;
-    let options = AgentOptions::new(&built.agent, &cluster.api);
-    cluster.start_agents(&options)?;
-    cluster.agents_serve()?;
+    let names = |path| ["resolver", "neighbour"].map(|role| pod_name(role, path)).to_vec();
+    let cluster = with_pods_of_paths(built, prefix, &names, &[])?;
     for (path, address, number) in EGRESS_IPS_OF_PATHS {
         cluster.assignable(number, true)?;
         let (namespaces, pods) = (labels("house", NAMESPACE), labels("path", path.name()));

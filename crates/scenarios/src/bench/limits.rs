@@ -3,10 +3,9 @@
 //! The first moments are not counted: the burst, and the slow start of TCP.
 
 use egress_lab::api_objects::NODES;
-use egress_lab::kube_api::ApiChoice;
 use egress_toolchain::Built;
 
-use super::bench_cluster::bare;
+use super::bench_cluster::with_pods_of_paths;
 use super::cpu::Cores;
 use super::plan::{PacketPath, Work};
 use super::samples::Results;
@@ -17,12 +16,11 @@ use crate::received::{LoadSender, Received};
 const SETTLES: Duration = Duration::from_secs(2);
 const EGRESSES: &str = "/apis/crd.antrea.io/v1beta1/egresses";
 const POOLS: &str = "/apis/crd.antrea.io/v1beta1/externalippools";
-const NAMESPACE: &str = "bench";
 /// How long each limit is measured, but for `--seconds`.
 pub(super) const USUAL: Duration = Duration::from_secs(4);
 /// Megabits per second.
 const RATES: [u64; 4] = [10, 100, 1_000, 10_000];
-/// A sender of datagrams is not much faster.
+/// A sender of single datagrams is not much faster.
 const FASTEST_DATAGRAMS: u64 = 100;
 /// Bursts: what the rate sends in this time (ms). TCP waits 200 ms at least after it has lost all that was on the way.
 const BURSTS: [u64; 3] = [100, 250, 1_000];
@@ -40,13 +38,7 @@ pub(super) fn measure(
     say: &dyn Fn(&str),
     results: &mut Results,
 ) -> Result<()> {
-    let mut builder = LabBuilder::default().readable_prefix(prefix).nodes(2).host_config(bare);
-    for path in PacketPath::ALL {
-        builder = builder.pod(pod(path.name(), NAMESPACE, 1, &[("path", path.name())]));
-    }
-    let mut cluster = TestCluster::bring_up(builder, Some(0), &ApiChoice::InMemory)?;
-    cluster.start_agents(&AgentOptions::new(&built.agent, &cluster.api).with(["--antrea"]))?;
-    cluster.agents_serve()?;
+    let mut cluster = with_pods_of_paths(built, prefix, &|path| vec![path.name().to_owned()], &["--antrea"])?;
     for (path, address, number) in PLACES {
         cluster.label(&format!("{NODES}/node{number}"), path.name(), &json!("yes"))?;
         let pool = json!({
@@ -73,9 +65,11 @@ pub(super) fn measure(
                 results.add(&name, path.name(), "ours", "%", share(megabits, rate));
             };
             row("TCP, without headers", measured(&received, time, received.stream(netns, Some(core))?)?);
-            if rate <= FASTEST_DATAGRAMS {
-                row("datagrams, with headers", measured(&received, time, received.datagrams(netns, Some(core))?)?);
-            }
+            let datagrams = match rate <= FASTEST_DATAGRAMS {
+                true => received.datagrams(netns, Some(core))?,
+                false => received.datagrams_together(netns, Some(core))?,
+            };
+            row("datagrams, with headers", measured(&received, time, datagrams)?);
         }
     }
     cluster.tear_down()

@@ -12,7 +12,7 @@ mod chart;
 mod closes;
 mod control_plane;
 mod cpu;
-mod drops;
+pub(crate) mod drops;
 mod flood;
 mod forwarding;
 mod isolation;

@@ -5,6 +5,7 @@ use egress_lab::api_objects::NODES;
 
 use egress_lab::topology::{EXT_LAN, UPLINK};
 
+use crate::bench::drops;
 use crate::prelude::*;
 use crate::received::{LoadSender, Received};
 
@@ -27,6 +28,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         LabTest::new("antrea_egresses_are_updated", Duration::from_secs(120), are_updated),
         LabTest::new("antrea_bandwidth_is_shared_by_pods", Duration::from_secs(120), bandwidth_is_shared),
         LabTest::new("antrea_pools_lie_in_a_vlan", Duration::from_secs(120), pools_in_a_vlan),
+        LabTest::new("antrea_bandwidth_by_fq_loses_no_stream", Duration::from_secs(120), bandwidth_by_fq),
         LabTest::new("antrea_egresses_follow_nodes", Duration::from_secs(120), follow_nodes),
         LabTest::new("antrea_static_addresses_are_of_nodes", Duration::from_secs(120), static_addresses),
     ]
@@ -319,6 +321,42 @@ fn bandwidth_is_shared(context: &LabContext) -> Result<()> {
         let status = lab.cluster.agent(gateway)?.status(&[])?;
         Ok(!String::from_utf8_lossy(&status.stdout).contains("(at most"))
     })
+}
+
+/// One TCP connection with a burst that is too short for it where packets are dropped: here they wait.
+fn bandwidth_by_fq(context: &LabContext) -> Result<()> {
+    const LIMIT: u32 = 5_000_000;
+    /// What full segments leave of the limit is 95.6 %.
+    const LEAST_PERCENT: f64 = 90.0;
+    let mut lab = AntreaLab::start(context, &[])?;
+    for node in lab.cluster.lab.nodes() {
+        let discipline = ["qdisc", "replace", "dev", UPLINK, "root", "fq"];
+        if !node.host.output("tc", &discipline)?.status.success() {
+            return Err(Skip("no fq").into());
+        }
+    }
+    lab.pool("p", range(110, 112), json!({}))?;
+    lab.egress("web", Some("web"), json!({"externalIPPool": "p"}))?;
+    let gateway = lab.served("web", "172.18.0.110")?;
+    lab.cluster.is_seen_as("web1", Some("172.18.0.110"), None)?;
+    let bandwidth = json!({"rate": LIMIT.to_string(), "burst": (LIMIT / 10).to_string()});
+    lab.cluster.api.merge(&format!("{EGRESSES}/web"), &json!({"spec": {"bandwidth": bandwidth}}))?;
+    until_true(&format!("node{gateway} has the limit"), REALISED, || {
+        let status = lab.cluster.agent(gateway)?.status(&[])?;
+        Ok(String::from_utf8_lossy(&status.stdout).contains("(at most 5 Mbit/s)"))
+    })?;
+    let received = Received::serve(lab.cluster.lab.outside(), None)?;
+    let sender = received.stream(&lab.cluster.pod("web1")?.netns, None)?;
+    // The agent looks for the discipline every ten seconds, and drops until then.
+    let nodes = lab.cluster.lab.nodes();
+    until_true("nothing of the stream is dropped", Duration::from_secs(30), || {
+        let before = drops::dropped(nodes)?;
+        let percent = received.bits_per_second(Duration::from_secs(3)) * 100.0 / f64::from(LIMIT);
+        let dropped = drops::since(&before, &drops::dropped(nodes)?);
+        println!("{percent:.1} %, dropped: {dropped:?}");
+        Ok(dropped.is_empty() && (LEAST_PERCENT..=100.0).contains(&percent))
+    })?;
+    sender.stop()
 }
 
 /// Both families, in a VLAN in which the router has addresses and the nodes have none.
