@@ -19,6 +19,8 @@ pub(super) struct ProgAddresses {
     pub(super) interface: u32,
     /// Whether the pods' policies depend on the destination.
     pub(super) by_destination: bool,
+    /// Whether the policies have a bandwidth limit, which is far from what the programs can send.
+    pub(super) limited: bool,
     /// The node's own address.
     pub(super) node: IpAddr,
     /// Pods of this node: those of the local path first, those of the remote path from the second address on. The numbers of
@@ -50,6 +52,7 @@ pub(super) const V4: ProgAddresses = ProgAddresses {
     family: Family::V4,
     interface: UPLINK,
     by_destination: false,
+    limited: false,
     node: IpAddr::V4(NODE),
     local_pods: v4(10, 128, 0, 0),
     remote_pods: v4(10, 129, 0, 0),
@@ -72,6 +75,7 @@ pub(super) const V6: ProgAddresses = ProgAddresses {
     family: Family::V6,
     interface: UPLINK,
     by_destination: false,
+    limited: false,
     node: v6(0xfd00, 0x172, 0x18, 2),
     local_pods: v6(0xfd00, 0x10, 0x128, 0),
     remote_pods: v6(0xfd00, 0x10, 0x129, 0),
@@ -99,6 +103,11 @@ impl ProgAddresses {
     /// The same pods, each in a class whose policies have destinations.
     pub(super) const fn with_destinations(self) -> Self {
         Self { by_destination: true, ..self }
+    }
+
+    /// The same pods, whose policies have a limit.
+    pub(super) const fn with_limit(self) -> Self {
+        Self { limited: true, ..self }
     }
 
     /// What an agent writes for a cluster of two nodes: network, length, kind, the node of a pod subnet.

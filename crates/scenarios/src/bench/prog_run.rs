@@ -18,9 +18,9 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, BloomFilter, ClassPolicy, ClusterPrefix, Config, Count, Family, InterfaceAddresses, Lease, NeighbourEntry,
-    NeighbourKey, NodeEntry, NodePlace, Owned, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot,
-    PortRange, RIG_FRAME, Rig, RouteDestination, RouteEntry, Verdict, WhenEmpty,
+    Addr, BandwidthLimit, BloomFilter, ClassPolicy, ClusterPrefix, Config, Count, Family, InterfaceAddresses, Lease,
+    NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, PodEntry, PolicyDestination, PolicyEntry,
+    PolicyEntryKey, PolicySlot, PortRange, RIG_FRAME, Rig, RouteDestination, RouteEntry, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -194,6 +194,9 @@ fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassif
     Ok(program)
 }
 
+/// Bits per second, a hundred times what one core sends.
+const LIMIT: u64 = 1_000_000_000_000;
+
 /// Half of the pods on each path.
 fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
     let mut map: Array<MapData, Config> = Array::try_from(take(product, "config")?)?;
@@ -210,7 +213,8 @@ fn fill(product: &mut Ebpf, of: &ProgAddresses, pods: u32) -> Result<()> {
     classes(product, of)?;
     let policy = |id: u32, slot: PolicySlot| -> Result<_> {
         let policy = PolicyEntry::with_slots(WhenEmpty::Drop, &[slot]).context("one slot")?;
-        Ok((PolicyEntryKey::new(id, of.family), policy))
+        let limit = if of.limited { BandwidthLimit::new(LIMIT, LIMIT) } else { BandwidthLimit::NONE };
+        Ok((PolicyEntryKey::new(id, of.family), policy.with_limit(limit)))
     };
     let policies = [
         policy(of.local.0, PolicySlot::here(addr(of.local.1)))?,

@@ -68,12 +68,13 @@ pub(super) fn measure(
 ) -> Result<()> {
     let sizes: &[u32] = if effort.quick { &[1_000] } else { &[1_000, 10_000, 100_000] };
     let v4 = sizes.iter().map(|pods| (V4, *pods, HEATS.as_slice()));
-    let classes = [(V4.with_destinations(), 1_000, HEATS.as_slice())];
+    let others = [V4.with_destinations(), V4.with_limit()].map(|of| (of, 1_000, HEATS.as_slice()));
     let further = [(V4.on_further(), 1_000, HEATS.as_slice()), (V6.on_further(), 1_000, &HEATS[..1])];
-    for (of, pods, heats) in v4.chain([(V6, 1_000, &HEATS[..1])]).chain(further).chain(classes) {
-        let on = match (of.interface, of.by_destination) {
-            (UPLINK, false) => "",
-            (UPLINK, true) => ", by destination",
+    for (of, pods, heats) in v4.chain([(V6, 1_000, &HEATS[..1])]).chain(further).chain(others) {
+        let on = match of.interface {
+            UPLINK if of.by_destination => ", by destination",
+            UPLINK if of.limited => ", with a limit",
+            UPLINK => "",
             _ => ", further interface",
         };
         let family = format!("{on}{}", if of.family == Family::V6 { ", IPv6" } else { "" });
