@@ -57,10 +57,6 @@ pub struct RoutedNetworks {
 /// The tables of the view, for a desired state that follows from the same view.
 pub fn networks(view: &ClusterView, space: &PodAddressSpace, desired: &KernelState) -> RoutedNetworks {
     let mut routed = RoutedNetworks::default();
-    // Asked for each event of a pod.
-    if view.policies.values().all(|policy| policy.network.is_none()) {
-        return routed;
-    }
     let (mut addresses, mut pods, mut followed) = (BTreeSet::new(), BTreeSet::new(), 0);
     for policy in by_rank(view.policies.values().filter(|policy| policy.address_use == AddressUse::OfService)) {
         let Some(network) = &policy.network else {

@@ -29,6 +29,8 @@ pub struct Compiler {
     refused: Refusals,
     room: ServiceRoom,
     beyond: BTreeMap<PolicyKey, usize>,
+    /// Whether any policy has a network of its own: asked for each event of a pod.
+    has_networks: bool,
     touched: Touched,
     standby: BTreeSet<Standby>,
     stale_standby: StaleStandby,
@@ -47,8 +49,8 @@ impl Compiler {
         let (selection, refused) = (Selection::default(), Refusals::new());
         let (standby, stale_standby) = (BTreeSet::new(), StaleStandby::All);
         let (room, beyond) = (ServiceRoom::default(), BTreeMap::new());
-        let (desired, touched) = (None, Touched::Everything);
-        Self { settings, view, selection, desired, refused, room, beyond, touched, standby, stale_standby }
+        let (desired, has_networks, touched) = (None, false, Touched::Everything);
+        Self { settings, view, selection, desired, refused, room, beyond, has_networks, touched, standby, stale_standby }
     }
 
     pub fn view(&self) -> &ClusterView {
@@ -142,6 +144,7 @@ impl Compiler {
                 self.view.remember(selection.network(), &state);
                 (self.selection, self.refused, self.room, self.beyond) = (selection, refused, room, beyond);
                 self.selection.forget_classes(&state);
+                self.has_networks = self.view.policies.values().any(|policy| policy.network.is_some());
                 self.desired = Some(state);
                 return self.desired.as_ref().map(|desired| (desired, Touched::Everything));
             }
@@ -164,7 +167,7 @@ impl Compiler {
     /// What follows routing tables of EgressServices on this node, as of the last compilation.
     pub fn networks(&self) -> RoutedNetworks {
         let of = |desired| networks(&self.view, self.selection.network(), desired);
-        self.desired.as_ref().map(of).unwrap_or_default()
+        self.desired.as_ref().filter(|_| self.has_networks).map(of).unwrap_or_default()
     }
 
     /// The VLANs that this node needs devices for. `None` while its Node is not known.

@@ -43,6 +43,11 @@ impl Routing {
         is_left_out.then(no_room).or_else(|| self.unrouted.get(&network.table).cloned())
     }
 
+    /// Whether nothing follows a table, or should.
+    fn is_idle(&self) -> bool {
+        self.followed.as_ref().is_none_or(|followed| *followed == RoutedNetworks::default())
+    }
+
     /// Whether pods of this node should follow the policy's table.
     fn concerns_pods(&self, policy: &EgressPolicy) -> bool {
         let table = policy.network.as_ref().filter(|network| network.pods.is_some()).map(|network| &network.table);
@@ -75,6 +80,11 @@ impl<E: Executor> Reconciler<E> {
     /// Tells of pods here that should leave by their own node, which have no address that is not served. Once for each policy
     /// and cause.
     pub(super) fn report_unrouted(&mut self) {
+        // The policies are many, and this follows each event of a pod.
+        if self.routing.is_idle() {
+            self.routing.reported.clear();
+            return;
+        }
         let node = self.coordination.ownership.node_name();
         let mut reported = BTreeMap::new();
         let concerned = self.compiler.view().policies.values().filter(|policy| self.routing.concerns_pods(policy));
