@@ -344,7 +344,7 @@ mod tests {
         service.is_local = true;
         assert_eq!(outcome(&all).expect("assigned").nodes, Some(names(&["n1", "n2"])));
         let on = |names_: &[&str]| {
-            let selector = Selector::from_iter([Requirement::In("rack".into(), names(names_))]);
+            let selector = Selector::from_iter([Requirement::In("rack".into(), names(names_).into_iter().collect())]);
             Ok(EgressServiceRequest { nodes: Some(selector), ..EgressServiceRequest::default() })
         };
         let set = |all: &mut EgressServiceInputs, spec| {

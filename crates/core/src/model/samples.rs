@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::model::selector::{Requirement, Selector};
+use crate::model::selector::{LabelValues, Requirement, Selector};
 use ipnet::IpNet;
 
 use crate::model::interface::{EgressInterface, InterfaceState};
@@ -127,5 +127,5 @@ impl EgressPolicy {
 
 /// The label has this value.
 pub fn equals(key: &str, value: &str) -> Selector {
-    [Requirement::In(key.to_owned(), BTreeSet::from([value.to_owned()]))].into_iter().collect()
+    [Requirement::In(key.to_owned(), LabelValues::from_iter([value.to_owned()]))].into_iter().collect()
 }

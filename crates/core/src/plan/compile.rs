@@ -50,7 +50,19 @@ impl Compiler {
         let (standby, stale_standby) = (BTreeSet::new(), StaleStandby::All);
         let (room, beyond) = (ServiceRoom::default(), BTreeMap::new());
         let (desired, has_networks, touched) = (None, false, Touched::Everything);
-        Self { settings, view, selection, desired, refused, room, beyond, has_networks, touched, standby, stale_standby }
+        Self {
+            settings,
+            view,
+            selection,
+            desired,
+            refused,
+            room,
+            beyond,
+            has_networks,
+            touched,
+            standby,
+            stale_standby,
+        }
     }
 
     pub fn view(&self) -> &ClusterView {

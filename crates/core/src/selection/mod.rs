@@ -225,13 +225,15 @@ impl Selection {
     /// unknown address. A pod whose namespace is unknown counts too, since its entry waits for that.
     pub fn awaits_addresses(&mut self, view: &ClusterView) -> bool {
         let is_alive = |(_, pod): &(&PodKey, &Pod)| pod.is_endpoint() && !pod.terminating;
+        // Asked for each event of a pod, and few pods are starting.
+        let is_unknown = |key: &PodKey| !view.namespaces.contains_key(&key.namespace);
+        let is_starting = |pod: &Pod| pod.starting && pod.attached.is_empty();
         let mut awaits = |holder: (&PodKey, &Pod), family| match self.selecting(view, holder, family) {
             None => true,
-            Some(_) if !holder.1.starting || !holder.1.attached.is_empty() => false,
             // A policy with unreadable selectors might select it.
             Some(selecting) => !selecting.is_empty() || view.policies.values().any(|policy| policy.rules.is_none()),
         };
-        let mut pods = view.pods.iter().filter(is_alive);
+        let mut pods = view.pods.iter().filter(is_alive).filter(|(key, pod)| is_unknown(key) || is_starting(pod));
         pods.any(|holder| [Family::V4, Family::V6].into_iter().any(|family| awaits(holder, family)))
     }
 

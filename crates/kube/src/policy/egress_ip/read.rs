@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use egress_core::model::selector::{Requirement, Selector};
+use egress_core::model::selector::{LabelValues, Requirement, Selector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::DynamicObject;
 use serde::Deserialize;
@@ -98,11 +98,11 @@ fn selects(spec: &Value) -> Result<Selects, String> {
 /// ignores, are errors.
 pub(crate) fn selector(field: &str, value: &Value) -> Result<Selector, String> {
     let selector = LabelSelector::deserialize(value).map_err(|error| format!("{field}: {error}"))?;
-    let one = |(key, value): (String, String)| Ok(Requirement::In(key, BTreeSet::from([value])));
+    let one = |(key, value): (String, String)| Ok(Requirement::In(key, LabelValues::from_iter([value])));
     let equal = selector.match_labels.into_iter().flatten().map(one);
     let expressions = selector.match_expressions.into_iter().flatten().map(|expression| {
         let (key, operator) = (expression.key, expression.operator.as_str());
-        let values: BTreeSet<String> = expression.values.into_iter().flatten().collect();
+        let values: LabelValues = expression.values.into_iter().flatten().collect();
         match operator {
             _ if key.is_empty() => Err(format!("{field}: an expression without a key")),
             "In" | "NotIn" if values.is_empty() => Err(format!("{field}: {key}: {operator} without values")),
