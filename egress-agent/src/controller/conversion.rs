@@ -20,6 +20,9 @@ use egress_kube::policy::status::{WriteError, WriteErrorLog};
 const AT_ONCE: usize = 1024;
 /// Pause after a failed write without any change.
 const RETRY: Duration = Duration::from_secs(1);
+/// Pauses after a pass, in which changes are collected.
+const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Timeout of one write.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How many writes are under way at once.
@@ -87,10 +90,30 @@ pub(super) async fn run<C: Conversion>(
         if !conversion.is_whole() || cluster.policies.is_none() {
             continue;
         }
-        let errors = tokio::select! {
-            () = stop.cancelled() => return,
-            errors = conversion.pass(&cluster, &leadership) => errors,
+        // The watches are read meanwhile. A pass takes seconds in a large cluster, and would find next what the watches had
+        // brought before it, however long they were read then: it would write the same again, for ever.
+        let (mut arrived, began) = (Vec::new(), Instant::now());
+        let errors = {
+            let mut pass = std::pin::pin!(conversion.pass(&cluster, &leadership));
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    errors = &mut pass => break errors,
+                    Some(changes) = changes.next() => arrived.extend(changes),
+                }
+            }
         };
+        arrived.into_iter().for_each(|change| conversion.apply(change));
+        // A pass looks at everything, and what it has written comes back change by change: half of the time at most is spent on
+        // passes.
+        let until = Instant::now() + began.elapsed().clamp(PAUSE, LONGEST_PAUSE);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep_until(until) => break,
+                Some(changes) = changes.next() => changes.into_iter().for_each(|change| conversion.apply(change)),
+            }
+        }
         retry_at = (!errors.is_empty()).then(|| Instant::now() + RETRY);
         log(what, &errors, &mut write_errors);
     }
