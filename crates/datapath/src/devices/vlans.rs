@@ -1,7 +1,8 @@
 //! VLAN devices on the uplink, for networks of pools of addresses (`spec.subnetInfo` of an ExternalIPPool).
 //!
-//! - The name says that a device is ours, and its alias what it is for: the gateways, with the length of their networks. So a
-//!   start knows both without the API server, and `cleanup` finds it.
+//! - Name and alias say that a device is ours, and the alias what it is for: the gateways, with the length of their networks. So
+//!   a start knows both without the API server, and `cleanup` finds it. The name alone may be that of an administrator's VLAN of
+//!   an interface `egress`.
 //! - It has no address of the node. Egress IPs in its networks are hosted as on any further interface, and leave by the gateway.
 //!   The host's own traffic has no route by it.
 //! - Devices of others are left alone. One of the same VLAN hosts the egress IPs if the node has an address of the network there.
@@ -38,15 +39,19 @@ pub fn number(link: &LinkMessage) -> Option<u16> {
     })
 }
 
+/// What aliases of our devices begin with.
+const ALIAS: &str = "egress-agent";
+
 /// The number of a VLAN device of ours.
 fn own_number(link: &LinkMessage) -> Option<u16> {
-    number(link).filter(|number| interfaces::name(link) == Some(&name(*number)))
+    let is_ours = alias(link).is_some_and(|alias| alias.split(' ').next() == Some(ALIAS));
+    number(link).filter(|number| is_ours && interfaces::name(link) == Some(&name(*number)))
 }
 
 /// The gateways of a VLAN device of ours, with the length of their networks; of other devices none.
 pub fn gateways(link: &LinkMessage) -> BTreeSet<IpNet> {
     let alias = own_number(link).and_then(|_| alias(link));
-    alias.unwrap_or_default().split(' ').filter_map(|gateway| gateway.parse().ok()).collect()
+    alias.unwrap_or_default().split(' ').skip(1).filter_map(|gateway| gateway.parse().ok()).collect()
 }
 
 fn name(vlan: u16) -> String {
@@ -60,8 +65,12 @@ fn alias(link: &LinkMessage) -> Option<&str> {
     })
 }
 
+fn listed(networks: &BTreeSet<IpNet>) -> String {
+    networks.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" ")
+}
+
 fn alias_of(gateways: &BTreeSet<IpNet>) -> String {
-    gateways.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" ")
+    format!("{ALIAS} {}", listed(gateways))
 }
 
 fn parent(link: &LinkMessage) -> Option<u32> {
@@ -113,21 +122,30 @@ fn problem(error: &io::Error, of_others: Option<&str>, gateways: &BTreeSet<IpNet
             let networks = gateways.iter().map(IpNet::trunc).collect();
             format!(
                 "{device} has it: it can host egress IPs once the node has an address there in {}",
-                alias_of(&networks)
+                listed(&networks)
             )
         }
         _ => error.to_string(),
     }
 }
 
-/// Down, until it says what it is for.
+/// Down, until it says what it is for. One without an alias that is down is of a run that ended in between.
 async fn make(netlink: &Handle, uplink: u32, (vlan, gateways): (u16, &BTreeSet<IpNet>)) -> io::Result<()> {
     let message = LinkVlan::new(&name(vlan), uplink, vlan).build();
-    netlink.link().add(message).execute().await.map_err(netlink_io)?;
-    let made = interfaces::link(netlink, &name(vlan)).await?;
-    let made = made.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
-    configure(netlink, &made, gateways).await?;
-    info!(device = name(vlan), gateways = alias_of(gateways), "made for addresses of pools");
+    let made = netlink.link().add(message).execute().await.map_err(netlink_io);
+    let found = interfaces::link(netlink, &name(vlan)).await?;
+    let is_unfinished = |link: &LinkMessage| {
+        number(link) == Some(vlan) && parent(link) == Some(uplink) && alias(link).is_none() && !interfaces::is_up(link)
+    };
+    match (made, found) {
+        (Ok(()), Some(link)) => configure(netlink, &link, gateways).await?,
+        (Err(error), Some(link)) if error.raw_os_error() == Some(libc::EEXIST) && is_unfinished(&link) => {
+            configure(netlink, &link, gateways).await?;
+        }
+        (Ok(()), None) => return Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        (Err(error), _) => return Err(error),
+    }
+    info!(device = name(vlan), gateways = listed(gateways), "made for addresses of pools");
     Ok(())
 }
 
