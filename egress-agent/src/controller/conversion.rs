@@ -57,6 +57,8 @@ pub(super) async fn run<C: Conversion>(
     let (mut cluster, mut write_errors, mut led) = (KnownCluster::default(), WriteErrorLog::default(), false);
     // Renewals of the Lease come more often than a pause is long, so it is a point in time.
     let mut retry_at: Option<Instant> = None;
+    // Changes have come since the last pass began.
+    let mut has_news = false;
     loop {
         let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now));
         tokio::select! {
@@ -76,12 +78,14 @@ pub(super) async fn run<C: Conversion>(
                 }
             }
             () = retry, if retry_at.is_some() => {}
+            () = std::future::ready(()), if has_news => {}
         }
         // A pass writes much, and each write is a change. Half of them would look as if the other half had been lost.
         while let Some(Some(changes)) = changes.next().now_or_never() {
             changes.into_iter().for_each(|change| conversion.apply(change));
         }
         led = leadership.leads();
+        has_news = false;
         if !led {
             retry_at = None;
             conversion.forget_reported();
@@ -103,6 +107,7 @@ pub(super) async fn run<C: Conversion>(
                 }
             }
         };
+        has_news = !arrived.is_empty();
         arrived.into_iter().for_each(|change| conversion.apply(change));
         // A pass looks at everything, and what it has written comes back change by change: half of the time at most is spent on
         // passes.
@@ -111,7 +116,10 @@ pub(super) async fn run<C: Conversion>(
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep_until(until) => break,
-                Some(changes) = changes.next() => changes.into_iter().for_each(|change| conversion.apply(change)),
+                Some(changes) = changes.next() => {
+                    has_news = true;
+                    changes.into_iter().for_each(|change| conversion.apply(change));
+                }
             }
         }
         retry_at = (!errors.is_empty()).then(|| Instant::now() + RETRY);
