@@ -109,8 +109,8 @@ pub(super) async fn run<C: Conversion>(
         };
         has_news = !arrived.is_empty();
         arrived.into_iter().for_each(|change| conversion.apply(change));
-        // A pass looks at everything, and what it has written comes back change by change: half of the time at most is spent on
-        // passes.
+        // A pass looks at everything, and what it has written comes back change by change: a pause as long as the pass, within
+        // bounds, collects it.
         let until = Instant::now() + began.elapsed().clamp(PAUSE, LONGEST_PAUSE);
         loop {
             tokio::select! {
