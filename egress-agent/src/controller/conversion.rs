@@ -206,3 +206,70 @@ pub(super) async fn timed<T>(
 pub(super) async fn all<F: Future>(writes: Vec<F>) -> Vec<F::Output> {
     futures::stream::iter(writes).buffer_unordered(PARALLEL).collect().await
 }
+
+#[cfg(test)]
+mod tests {
+    use egress_core::leader_election::LeaderTerm;
+    use futures::channel::mpsc::{UnboundedSender, unbounded};
+    use tokio::sync::{Notify, watch};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::change_queue::inbox;
+
+    /// Says how many changes each pass knows, and ends a pass when it may.
+    struct Passes {
+        known: usize,
+        begun: UnboundedSender<usize>,
+        may_end: Arc<Notify>,
+    }
+
+    impl Conversion for Passes {
+        type Change = ();
+
+        fn apply(&mut self, (): ()) {
+            self.known += 1;
+        }
+
+        fn is_whole(&self) -> bool {
+            true
+        }
+
+        fn forget_reported(&mut self) {}
+
+        async fn pass(&mut self, _: &KnownCluster, _: &Leadership) -> Vec<WriteError> {
+            self.begun.unbounded_send(self.known).expect("the test listens");
+            self.may_end.notified().await;
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_comes_during_a_pass_is_passed_over_next_without_another_event() {
+        let (changes, watches) = unbounded();
+        let (begun, mut passes) = unbounded();
+        let may_end = Arc::new(Notify::new());
+        let now = std::time::Instant::now();
+        let until = now + Duration::from_secs(600);
+        let (_term, leadership) = watch::channel(Some(LeaderTerm { since: now, renewed: now, until, former: None }));
+        let (cluster, cluster_changes) = inbox();
+        let conversion = Passes { known: 0, begun, may_end: Arc::clone(&may_end) };
+        let stop = CancellationToken::new();
+        let running = tokio::spawn({
+            let stop = stop.clone();
+            async move { run(conversion, "a test", watches, (cluster_changes, leadership.into()), stop).await }
+        });
+        cluster.put(Change::Policies(Update::Replaced(Policies::new())));
+        let patience = Duration::from_secs(10);
+        assert_eq!(timeout(patience, passes.next()).await.expect("a first pass"), Some(0));
+        for known in 1..=3 {
+            changes.unbounded_send(()).expect("it is running");
+            // It is read while the pass has not ended.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            may_end.notify_one();
+            assert_eq!(timeout(patience, passes.next()).await.expect("another pass"), Some(known));
+        }
+        stop.cancel();
+        running.await.expect("it stops");
+    }
+}

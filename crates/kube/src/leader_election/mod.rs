@@ -51,6 +51,12 @@ impl Leadership {
     }
 }
 
+impl From<watch::Receiver<Option<LeaderTerm>>> for Leadership {
+    fn from(term: watch::Receiver<Option<LeaderTerm>>) -> Self {
+        Self(term)
+    }
+}
+
 /// Whether this controller has to probe the agents. The duty begins with leading. It ends when another controller leads, and not
 /// with the Lease.
 #[derive(Clone, Debug)]
