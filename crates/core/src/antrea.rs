@@ -520,9 +520,12 @@ impl AntreaInputs {
     }
 }
 
+/// What the names of the assignments of groups begin with.
+pub const ASSIGNMENT_PREFIX: &str = "egress";
+
 /// The name of the assignment of a group.
 pub fn assignment_name(first: IpAddr) -> String {
-    named_by_address("egress", first)
+    named_by_address(ASSIGNMENT_PREFIX, first)
 }
 
 /// The status of an Egress.

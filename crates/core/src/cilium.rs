@@ -302,9 +302,12 @@ fn name(family: Family) -> &'static str {
     }
 }
 
+/// What the names of the assignments of gateways begin with.
+pub const ASSIGNMENT_PREFIX: &str = "gateway";
+
 /// The name of the assignment of a gateway's address.
 pub fn assignment_name(address: IpAddr) -> String {
-    named_by_address("gateway", address)
+    named_by_address(ASSIGNMENT_PREFIX, address)
 }
 
 /// The assignment of policies without a gateway.

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_outage::ApiOutages;
-use crate::assignments::{StoredAssignment, ignored, patch_params, put};
+use crate::assignments::{self, StoredAssignment, ignored, patch_params, put};
 use crate::convert::{self, created};
 use crate::crd;
 use crate::crd::{AddressesOf, SourceIpBy};
@@ -39,10 +39,14 @@ pub enum EgressServiceChange {
     Assignments(Update<String, StoredAssignment>),
 }
 
-/// Everything that EgressServices follow from.
-pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = EgressServiceChange> + Send + use<> {
+/// Everything that EgressServices follow from. `others` are the kinds of the assignments that other tasks have.
+pub fn watches(
+    client: &Client,
+    outages: &ApiOutages,
+    others: Vec<SourceKind>,
+) -> impl Stream<Item = EgressServiceChange> + Send + use<> {
+    let is_own = move |_: &str, stored: &StoredAssignment| stored.kind().is_none_or(|kind| !others.contains(&kind));
     let egress_services = Api::all_with(client.clone(), &crd::egress_service_resource());
-    let assignments = Api::all_with(client.clone(), &crd::egress_assignment_resource());
     let services: Api<Service> = Api::all(client.clone());
     let slices: Api<EndpointSlice> = Api::all(client.clone());
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
@@ -60,15 +64,9 @@ pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Egre
         updates(of("labels of nodes"), nodes, config(), ResourceExt::name_any, labels)
             .map(EgressServiceChange::Nodes)
             .boxed(),
-        updates(
-            of("assignments of EgressServices"),
-            assignments,
-            config(),
-            ResourceExt::name_any,
-            StoredAssignment::of,
-        )
-        .map(EgressServiceChange::Assignments)
-        .boxed(),
+        assignments::watch(client, outages, "assignments of EgressServices", is_own)
+            .map(EgressServiceChange::Assignments)
+            .boxed(),
     ])
 }
 
@@ -193,17 +191,15 @@ pub struct EgressServiceView {
 }
 
 impl EgressServiceView {
-    /// Takes a change.
-    pub fn apply(&mut self, change: EgressServiceChange) {
-        let (kind, is_list) = match change {
-            EgressServiceChange::EgressServices(update) => (0, put(&mut self.inputs.egress_services, update)),
-            EgressServiceChange::Services(update) => (1, put(&mut self.inputs.services, update)),
-            EgressServiceChange::Slices(update) => (2, put(&mut self.inputs.slices, update)),
-            EgressServiceChange::Nodes(update) => (3, put(&mut self.inputs.nodes, update)),
-            EgressServiceChange::Assignments(update) => (4, put(&mut self.assignments, update)),
-        };
-        if is_list {
-            self.listed.insert(kind);
+    /// Takes a change. Returns whether it says anything new.
+    pub fn apply(&mut self, change: EgressServiceChange) -> bool {
+        let (inputs, listed) = (&mut self.inputs, &mut self.listed);
+        match change {
+            EgressServiceChange::EgressServices(update) => put(&mut inputs.egress_services, update, (listed, 0)),
+            EgressServiceChange::Services(update) => put(&mut inputs.services, update, (listed, 1)),
+            EgressServiceChange::Slices(update) => put(&mut inputs.slices, update, (listed, 2)),
+            EgressServiceChange::Nodes(update) => put(&mut inputs.nodes, update, (listed, 3)),
+            EgressServiceChange::Assignments(update) => put(&mut self.assignments, update, (listed, 4)),
         }
     }
 

@@ -66,8 +66,12 @@ struct AntreaConversion {
 impl Conversion for AntreaConversion {
     type Change = AntreaChange;
 
-    fn apply(&mut self, change: AntreaChange) {
-        self.view.apply(change);
+    fn apply(&mut self, change: AntreaChange) -> bool {
+        self.view.apply(change)
+    }
+
+    fn has_assignment(&self, name: &str) -> bool {
+        self.view.assignments.contains_key(name)
     }
 
     fn is_whole(&self) -> bool {

@@ -82,20 +82,29 @@ struct CiliumConversion {
 impl Conversion for CiliumConversion {
     type Change = CiliumInput;
 
-    fn apply(&mut self, change: CiliumInput) {
+    fn apply(&mut self, change: CiliumInput) -> bool {
         match change {
             CiliumInput::Objects(change) => {
-                match &change {
-                    CiliumChange::Statuses(Update::Replaced(_)) => self.written.clear(),
+                let was_waited_for = match &change {
+                    CiliumChange::Statuses(Update::Replaced(_)) => !std::mem::take(&mut self.written).is_empty(),
                     CiliumChange::Statuses(Update::Changed(name, _) | Update::Removed(name)) => {
-                        self.written.remove(name);
+                        self.written.remove(name)
                     }
-                    CiliumChange::Policies(_) | CiliumChange::Assignments(_) => {}
-                }
-                self.view.apply(change);
+                    CiliumChange::Policies(_) | CiliumChange::Assignments(_) => false,
+                };
+                self.view.apply(change) || was_waited_for
             }
-            CiliumInput::NodeHealth { unreachable, absent } => (self.unreachable, self.absent) = (unreachable, absent),
+            CiliumInput::NodeHealth { unreachable, absent } => {
+                let former = (&self.unreachable, &self.absent);
+                let is_news = former != (&unreachable, &absent);
+                (self.unreachable, self.absent) = (unreachable, absent);
+                is_news
+            }
         }
+    }
+
+    fn has_assignment(&self, name: &str) -> bool {
+        self.view.assignments.contains_key(name)
     }
 
     fn is_whole(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The tasks that turn objects of other kinds into assignments, while this controller leads: one loop for all kinds.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{FutureExt, Stream, StreamExt};
@@ -10,7 +10,6 @@ use tracing::{info, warn};
 
 use crate::change_queue::ChangeReceiver;
 use egress_core::allocation::Nodes;
-use egress_core::model::node::Node;
 use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind};
 use egress_core::model::view::{Change, Update, filled};
 use egress_kube::leader_election::Leadership;
@@ -32,8 +31,11 @@ const PARALLEL: usize = 16;
 pub(super) trait Conversion {
     type Change;
 
-    /// Takes a change of the watches.
-    fn apply(&mut self, change: Self::Change);
+    /// Takes a change of the watches. Returns whether it says anything new.
+    fn apply(&mut self, change: Self::Change) -> bool;
+
+    /// Whether an assignment of the task has this name.
+    fn has_assignment(&self, name: &str) -> bool;
 
     /// Whether every watch has listed.
     fn is_whole(&self) -> bool;
@@ -63,9 +65,12 @@ pub(super) async fn run<C: Conversion>(
         let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now));
         tokio::select! {
             () = stop.cancelled() => return,
-            Some(changes) = changes.next() => changes.into_iter().for_each(|change| conversion.apply(change)),
+            Some(changes) = changes.next() => has_news |= apply(&mut conversion, changes),
             changes = cluster_changes.take() => match changes {
-                Some(changes) => changes.into_iter().for_each(|change| cluster.apply(change)),
+                Some(changes) => {
+                    let is_own = |name: &str| conversion.has_assignment(name);
+                    changes.into_iter().for_each(|change| has_news |= cluster.apply(change, is_own));
+                }
                 None => return,
             },
             alive = leadership.changed() => {
@@ -73,19 +78,20 @@ pub(super) async fn run<C: Conversion>(
                     return;
                 }
                 // A renewal alone changes nothing.
-                if led == leadership.leads() {
-                    continue;
-                }
+                has_news |= led != leadership.leads();
             }
-            () = retry, if retry_at.is_some() => {}
+            () = retry, if retry_at.is_some() => has_news = true,
             () = std::future::ready(()), if has_news => {}
         }
         // A pass writes much, and each write is a change. Half of them would look as if the other half had been lost.
         while let Some(Some(changes)) = changes.next().now_or_never() {
-            changes.into_iter().for_each(|change| conversion.apply(change));
+            has_news |= apply(&mut conversion, changes);
+        }
+        // Most events are the answers to writes of other tasks, and a pass looks at everything.
+        if !std::mem::take(&mut has_news) {
+            continue;
         }
         led = leadership.leads();
-        has_news = false;
         if !led {
             retry_at = None;
             conversion.forget_reported();
@@ -107,8 +113,7 @@ pub(super) async fn run<C: Conversion>(
                 }
             }
         };
-        has_news = !arrived.is_empty();
-        arrived.into_iter().for_each(|change| conversion.apply(change));
+        has_news |= apply(&mut conversion, arrived);
         // A pass looks at everything, and what it has written comes back change by change: a pause as long as the pass, within
         // bounds, collects it.
         let until = Instant::now() + began.elapsed().clamp(PAUSE, LONGEST_PAUSE);
@@ -116,15 +121,17 @@ pub(super) async fn run<C: Conversion>(
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep_until(until) => break,
-                Some(changes) = changes.next() => {
-                    has_news = true;
-                    changes.into_iter().for_each(|change| conversion.apply(change));
-                }
+                Some(changes) = changes.next() => has_news |= apply(&mut conversion, changes),
             }
         }
         retry_at = (!errors.is_empty()).then(|| Instant::now() + RETRY);
         log(what, &errors, &mut write_errors);
     }
+}
+
+/// Takes all changes. Returns whether any says something new.
+fn apply<C: Conversion>(conversion: &mut C, changes: Vec<C::Change>) -> bool {
+    changes.into_iter().fold(false, |is_news, change| conversion.apply(change) || is_news)
 }
 
 fn log(what: &str, errors: &[WriteError], write_errors: &mut WriteErrorLog) {
@@ -148,35 +155,24 @@ pub(super) struct KnownCluster {
 }
 
 impl KnownCluster {
-    fn apply(&mut self, change: Change) {
+    /// Takes a change. Returns whether it says anything new that concerns the assignments of the task.
+    fn apply(&mut self, change: Change, is_own: impl Fn(&str) -> bool) -> bool {
         match change {
-            Change::Policies(update) => self.apply_policies(update),
-            Change::Nodes(update) => self.apply_nodes(update),
-            Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) | Change::Ledger(_) => {}
-        }
-    }
-
-    fn apply_policies(&mut self, update: Update<PolicyKey, Arc<EgressPolicy>>) {
-        match update {
-            Update::Replaced(all) => {
-                self.policies = Some(all.into_iter().filter(|(key, _)| key.kind == PolicyKind::Assignment).collect());
+            Change::Policies(Update::Replaced(all)) => {
+                let all = all.into_iter().filter(|(key, _)| key.kind == PolicyKind::Assignment).collect();
+                put(&mut self.policies, Update::Replaced(all))
             }
-            Update::Changed(key, policy) if key.kind == PolicyKind::Assignment => {
-                self.policies.iter_mut().for_each(|all| drop(all.insert(key.clone(), Arc::clone(&policy))));
+            Change::Policies(Update::Changed(key, _)) if key.kind != PolicyKind::Assignment => false,
+            Change::Policies(update) => {
+                let is_own = matches!(&update, Update::Changed(key, _) | Update::Removed(key) if is_own(&key.name));
+                // One that the watch of the task has not shown yet is news when it does.
+                put(&mut self.policies, update) && is_own
             }
-            Update::Removed(key) => self.policies.iter_mut().for_each(|all| drop(all.remove(&key))),
-            Update::Changed(..) => {}
-        }
-    }
-
-    fn apply_nodes(&mut self, update: Update<String, Arc<Node>>) {
-        let update = filled(update, |name| self.nodes.as_ref()?.get(name).cloned());
-        match update {
-            Update::Replaced(all) => self.nodes = Some(all),
-            Update::Changed(name, node) => {
-                self.nodes.iter_mut().for_each(|all| drop(all.insert(name.clone(), Arc::clone(&node))));
+            Change::Nodes(update) => {
+                let update = filled(update, |name| self.nodes.as_ref()?.get(name).cloned());
+                put(&mut self.nodes, update)
             }
-            Update::Removed(name) => self.nodes.iter_mut().for_each(|all| drop(all.remove(&name))),
+            Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) | Change::Ledger(_) => false,
         }
     }
 
@@ -188,6 +184,20 @@ impl KnownCluster {
 
     pub(super) fn nodes(&self) -> Option<&Nodes> {
         self.nodes.as_ref()
+    }
+}
+
+fn put<K: Ord, V: PartialEq>(known: &mut Option<BTreeMap<K, V>>, update: Update<K, V>) -> bool {
+    match (update, known) {
+        (Update::Replaced(all), known) => known.replace(all) != *known,
+        (Update::Changed(key, value), Some(all)) => {
+            let is_news = all.get(&key) != Some(&value);
+            all.insert(key, value);
+            is_news
+        }
+        (Update::Removed(key), Some(all)) => all.remove(&key).is_some(),
+        // There is always a list first.
+        (Update::Changed(..) | Update::Removed(_), None) => false,
     }
 }
 
@@ -210,12 +220,15 @@ pub(super) async fn all<F: Future>(writes: Vec<F>) -> Vec<F::Output> {
 #[cfg(test)]
 mod tests {
     use egress_core::leader_election::LeaderTerm;
-    use futures::channel::mpsc::{UnboundedSender, unbounded};
+    use std::sync::Arc;
+
+    use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
     use tokio::sync::{Notify, watch};
+    use tokio::task::JoinHandle;
     use tokio::time::timeout;
 
     use super::*;
-    use crate::change_queue::inbox;
+    use crate::change_queue::{ChangeSender, inbox};
 
     /// Says how many changes each pass knows, and ends a pass when it may.
     struct Passes {
@@ -225,10 +238,16 @@ mod tests {
     }
 
     impl Conversion for Passes {
-        type Change = ();
+        /// Whether it is news.
+        type Change = bool;
 
-        fn apply(&mut self, (): ()) {
+        fn apply(&mut self, is_news: bool) -> bool {
             self.known += 1;
+            is_news
+        }
+
+        fn has_assignment(&self, _: &str) -> bool {
+            true
         }
 
         fn is_whole(&self) -> bool {
@@ -244,32 +263,73 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn what_comes_during_a_pass_is_passed_over_next_without_another_event() {
+    /// A task, the changes of its watches, its passes, and what ends a pass.
+    struct Running {
+        changes: UnboundedSender<bool>,
+        passes: UnboundedReceiver<usize>,
+        may_end: Arc<Notify>,
+        stop: CancellationToken,
+        task: JoinHandle<()>,
+        _term: watch::Sender<Option<LeaderTerm>>,
+        _cluster: ChangeSender,
+    }
+
+    /// A task of a controller that leads, in a cluster without assignments.
+    fn running() -> Running {
         let (changes, watches) = unbounded();
-        let (begun, mut passes) = unbounded();
-        let may_end = Arc::new(Notify::new());
+        let (begun, passes) = unbounded();
+        let (may_end, stop) = (Arc::new(Notify::new()), CancellationToken::new());
         let now = std::time::Instant::now();
         let until = now + Duration::from_secs(600);
-        let (_term, leadership) = watch::channel(Some(LeaderTerm { since: now, renewed: now, until, former: None }));
+        let (term, leadership) = watch::channel(Some(LeaderTerm { since: now, renewed: now, until, former: None }));
         let (cluster, cluster_changes) = inbox();
         let conversion = Passes { known: 0, begun, may_end: Arc::clone(&may_end) };
-        let stop = CancellationToken::new();
-        let running = tokio::spawn({
+        let inputs = (cluster_changes, leadership.into());
+        let task = tokio::spawn({
             let stop = stop.clone();
-            async move { run(conversion, "a test", watches, (cluster_changes, leadership.into()), stop).await }
+            async move { run(conversion, "a test", watches, inputs, stop).await }
         });
         cluster.put(Change::Policies(Update::Replaced(Policies::new())));
-        let patience = Duration::from_secs(10);
-        assert_eq!(timeout(patience, passes.next()).await.expect("a first pass"), Some(0));
+        Running { changes, passes, may_end, stop, task, _term: term, _cluster: cluster }
+    }
+
+    impl Running {
+        async fn next_pass(&mut self) -> usize {
+            let pass = timeout(Duration::from_secs(10), self.passes.next()).await;
+            pass.expect("another pass").expect("it is running")
+        }
+
+        async fn stop(self) {
+            self.stop.cancel();
+            self.task.await.expect("it stops");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_comes_during_a_pass_is_passed_over_next_without_another_event() {
+        let mut running = running();
+        assert_eq!(running.next_pass().await, 0);
         for known in 1..=3 {
-            changes.unbounded_send(()).expect("it is running");
+            running.changes.unbounded_send(true).expect("it is running");
             // It is read while the pass has not ended.
             tokio::time::sleep(Duration::from_millis(1)).await;
-            may_end.notify_one();
-            assert_eq!(timeout(patience, passes.next()).await.expect("another pass"), Some(known));
+            running.may_end.notify_one();
+            assert_eq!(running.next_pass().await, known);
         }
-        stop.cancel();
-        running.await.expect("it stops");
+        running.stop().await;
+    }
+
+    #[tokio::test]
+    async fn what_says_nothing_new_is_taken_without_a_pass() {
+        let mut running = running();
+        assert_eq!(running.next_pass().await, 0);
+        running.may_end.notify_one();
+        for _ in 0..3 {
+            running.changes.unbounded_send(false).expect("it is running");
+            tokio::time::sleep(2 * PAUSE).await;
+        }
+        running.changes.unbounded_send(true).expect("it is running");
+        assert_eq!(running.next_pass().await, 4);
+        running.stop().await;
     }
 }

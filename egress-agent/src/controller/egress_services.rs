@@ -19,7 +19,7 @@ use egress_core::model::policy::SourceKind;
 use egress_core::model::services::ServiceKey;
 use egress_core::status::conditions::ASSIGNED;
 use egress_kube::api_outage::ApiOutages;
-use egress_kube::assignments::{AssignmentWriter, StoredAssignment};
+use egress_kube::assignments::AssignmentWriter;
 use egress_kube::egress_service::{
     EgressServiceChange, EgressServiceView, EgressServiceWriter, assignment_spec, watches,
 };
@@ -41,10 +41,10 @@ impl EgressServiceTask {
     /// Runs until stopped.
     pub(super) async fn run(self, policies: ChangeReceiver, stop: CancellationToken) {
         let Self { client, outages, events, leadership, others } = self;
-        let watches = watches(&client, &outages);
+        let watches = watches(&client, &outages, others);
         let (assignments, writer) = (AssignmentWriter::new(&client), EgressServiceWriter::new(client));
         let (view, reported) = (EgressServiceView::default(), BTreeMap::new());
-        let conversion = EgressServiceConversion { view, reported, others, assignments, writer, events };
+        let conversion = EgressServiceConversion { view, reported, assignments, writer, events };
         conversion::run(conversion, "what becomes of EgressServices", watches, (policies, leadership), stop).await;
     }
 }
@@ -54,7 +54,6 @@ struct EgressServiceConversion {
     view: EgressServiceView,
     /// The events that have been published, by the UID of the EgressService.
     reported: BTreeMap<String, NotAssigned>,
-    others: Vec<SourceKind>,
     assignments: AssignmentWriter,
     writer: EgressServiceWriter,
     events: Events,
@@ -63,8 +62,12 @@ struct EgressServiceConversion {
 impl Conversion for EgressServiceConversion {
     type Change = EgressServiceChange;
 
-    fn apply(&mut self, change: EgressServiceChange) {
-        self.view.apply(change);
+    fn apply(&mut self, change: EgressServiceChange) -> bool {
+        self.view.apply(change)
+    }
+
+    fn has_assignment(&self, name: &str) -> bool {
+        self.view.assignments.contains_key(name)
     }
 
     fn is_whole(&self) -> bool {
@@ -163,9 +166,7 @@ impl EgressServiceConversion {
                 Some((assignment_name(key), assignment_spec(key, service, outcome.as_ref().ok()?)))
             })
             .collect();
-        let is_own = |stored: &StoredAssignment| stored.kind().is_none_or(|kind| !self.others.contains(&kind));
-        let own = self.view.assignments.iter().filter(|(_, stored)| is_own(stored));
-        for (name, stored) in own.filter(|(name, _)| !specs.contains_key(*name)) {
+        for (name, stored) in self.view.assignments.iter().filter(|(name, _)| !specs.contains_key(*name)) {
             errors.extend(timed(leadership, self.assignments.unassign(name, stored)).await.err());
         }
         let known = &self.view.assignments;

@@ -43,10 +43,11 @@ impl Listeners {
         if let Some(own) = own {
             self.own_node.send_if_modified(|known| known.replace(own.clone()).as_ref() != Some(own));
         }
-        if let Change::Policies(update) = &change {
-            self.naming.apply(update.clone());
-        }
-        if matches!(change, Change::Policies(_)) || own.is_some() {
+        let has_other_nodes = match &change {
+            Change::Policies(update) => self.naming.apply(update.clone()),
+            _ => own.is_some(),
+        };
+        if has_other_nodes {
             let is = self.own_node.borrow().as_ref().is_some_and(|own| self.naming.egress_nodes().has(own));
             self.is_egress_node.send_if_modified(|known| std::mem::replace(known, is) != is);
         }

@@ -393,23 +393,25 @@ pub struct EgressNodes {
 impl EgressNodes {
     pub fn of<'a>(policies: impl IntoIterator<Item = &'a EgressPolicy>) -> Self {
         let mut nodes = Self::default();
-        for policy in policies {
-            match &policy.eligible_nodes {
-                EligibleNodes::Labelled => {}
-                EligibleNodes::One(None) => nodes.all = true,
-                EligibleNodes::One(Some(names)) => nodes.named.extend(names.iter().cloned()),
-                EligibleNodes::Selected(selected) => {
-                    if !nodes.selected.contains(&selected.selectors) {
-                        nodes.selected.insert(selected.selectors.clone());
-                    }
-                }
-                EligibleNodes::Having { candidates } => {
-                    nodes.having.extend(policy.addresses());
-                    nodes.selected.extend(candidates.iter().map(|one| NodeSelectors::from([one.clone()])));
+        policies.into_iter().for_each(|policy| nodes.add(policy));
+        nodes
+    }
+
+    fn add(&mut self, policy: &EgressPolicy) {
+        match &policy.eligible_nodes {
+            EligibleNodes::Labelled => {}
+            EligibleNodes::One(None) => self.all = true,
+            EligibleNodes::One(Some(names)) => self.named.extend(names.iter().cloned()),
+            EligibleNodes::Selected(selected) => {
+                if !self.selected.contains(&selected.selectors) {
+                    self.selected.insert(selected.selectors.clone());
                 }
             }
+            EligibleNodes::Having { candidates } => {
+                self.having.extend(policy.addresses());
+                self.selected.extend(candidates.iter().map(|one| NodeSelectors::from([one.clone()])));
+            }
         }
-        nodes
     }
 
     /// Whether the node has the label, or is among those of a policy.
@@ -420,22 +422,47 @@ impl EgressNodes {
     }
 }
 
-/// The policies that allow other nodes than labelled ones, by the changes of all policies.
+/// Which nodes take part, by the changes of all policies.
 #[derive(Debug, Default)]
-pub struct NamingPolicies(Policies);
+pub struct NamingPolicies {
+    /// Those that allow other nodes than labelled ones.
+    policies: Policies,
+    nodes: EgressNodes,
+}
 
 impl NamingPolicies {
-    pub fn apply(&mut self, update: Update<PolicyKey, Arc<EgressPolicy>>) {
+    /// Takes a change. Returns whether other nodes may take part now. Most changes are of what is assigned, and they are many.
+    pub fn apply(&mut self, update: Update<PolicyKey, Arc<EgressPolicy>>) -> bool {
         let names_nodes = |policy: &EgressPolicy| policy.eligible_nodes != EligibleNodes::Labelled;
         match update {
-            Update::Replaced(all) => self.0 = all.into_iter().filter(|(_, policy)| names_nodes(policy)).collect(),
-            Update::Changed(key, policy) if names_nodes(&policy) => drop(self.0.insert(key, policy)),
-            Update::Changed(key, _) | Update::Removed(key) => drop(self.0.remove(&key)),
+            Update::Replaced(all) => {
+                self.policies = all.into_iter().filter(|(_, policy)| names_nodes(policy)).collect();
+            }
+            Update::Changed(key, policy) if names_nodes(&policy) => {
+                match self.policies.insert(key, Arc::clone(&policy)) {
+                    None => {
+                        self.nodes.add(&policy);
+                        return true;
+                    }
+                    Some(former) => {
+                        if former.eligible_nodes == policy.eligible_nodes && former.listed == policy.listed {
+                            return false;
+                        }
+                    }
+                }
+            }
+            Update::Changed(key, _) | Update::Removed(key) => {
+                if self.policies.remove(&key).is_none() {
+                    return false;
+                }
+            }
         }
+        self.nodes = EgressNodes::of(self.policies.values().map(|policy| &**policy));
+        true
     }
 
-    pub fn egress_nodes(&self) -> EgressNodes {
-        EgressNodes::of(self.0.values().map(|policy| &**policy))
+    pub fn egress_nodes(&self) -> &EgressNodes {
+        &self.nodes
     }
 }
 

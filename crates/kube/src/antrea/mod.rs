@@ -14,17 +14,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_outage::ApiOutages;
-use crate::assignments::{StoredAssignment, ignored, patch_params, put};
+use crate::assignments::{self, StoredAssignment, ignored, patch_params, put};
 use crate::convert::{created, quantity};
-use crate::crd::{
-    AddressesOf, AssignedBandwidth, AssignedVlanNetwork, MOST_BITS, egress_assignment_resource, egress_resource,
-};
+use crate::crd::{AddressesOf, AssignedBandwidth, AssignedVlanNetwork, MOST_BITS, egress_resource};
 use crate::policy::selector;
 use crate::policy::status::{WriteError, condition_values};
 use crate::watches::{config, updates};
 use egress_core::antrea::{
-    AddressGroup, AntreaInputs, Bandwidth, EgressObject, EgressRequest, EgressStatus, PoolObject, PoolRange,
-    PoolRequest, PoolSubnet, RequestedAddress,
+    ASSIGNMENT_PREFIX, AddressGroup, AntreaInputs, Bandwidth, EgressObject, EgressRequest, EgressStatus, PoolObject,
+    PoolRange, PoolRequest, PoolSubnet, RequestedAddress,
 };
 use egress_core::model::interface::VlanNetwork;
 use egress_core::model::policy::{Selects, SourceKind};
@@ -40,7 +38,7 @@ pub enum AntreaChange {
 }
 
 /// An Egress as the API server has it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StoredEgress {
     pub object: EgressObject,
     resource_version: String,
@@ -51,7 +49,7 @@ pub struct StoredEgress {
 }
 
 /// An ExternalIPPool as the API server has it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StoredPool {
     pub object: PoolObject,
     /// As written.
@@ -69,7 +67,6 @@ pub(crate) fn pool_resource() -> ApiResource {
 pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = AntreaChange> + Send + use<> {
     let egresses = Api::all_with(client.clone(), &egress_resource());
     let pools = Api::all_with(client.clone(), &pool_resource());
-    let assignments = Api::all_with(client.clone(), &egress_assignment_resource());
     let of = |what| (what, outages.clone());
     stream::select_all([
         updates(of("Egress objects"), egresses, config(), ResourceExt::name_any, egress)
@@ -78,7 +75,7 @@ pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Antr
         updates(of("ExternalIPPool objects"), pools, config(), ResourceExt::name_any, pool)
             .map(AntreaChange::Pools)
             .boxed(),
-        updates(of("assignments of Egresses"), assignments, config(), ResourceExt::name_any, StoredAssignment::of)
+        assignments::watch_kind(client, outages, "assignments of Egresses", (SourceKind::Egress, ASSIGNMENT_PREFIX))
             .map(AntreaChange::Assignments)
             .boxed(),
     ])
@@ -336,15 +333,13 @@ pub struct AntreaView {
 }
 
 impl AntreaView {
-    /// Takes a change.
-    pub fn apply(&mut self, change: AntreaChange) {
-        let (kind, is_list) = match change {
-            AntreaChange::Egresses(update) => (0, put(&mut self.egresses, update)),
-            AntreaChange::Pools(update) => (1, put(&mut self.pools, update)),
-            AntreaChange::Assignments(update) => (2, put(&mut self.assignments, update)),
-        };
-        if is_list {
-            self.listed.insert(kind);
+    /// Takes a change. Returns whether it says anything new.
+    pub fn apply(&mut self, change: AntreaChange) -> bool {
+        let listed = &mut self.listed;
+        match change {
+            AntreaChange::Egresses(update) => put(&mut self.egresses, update, (listed, 0)),
+            AntreaChange::Pools(update) => put(&mut self.pools, update, (listed, 1)),
+            AntreaChange::Assignments(update) => put(&mut self.assignments, update, (listed, 2)),
         }
     }
 

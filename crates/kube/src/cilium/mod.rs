@@ -22,16 +22,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_outage::ApiOutages;
-use crate::assignments::{StoredAssignment, ignored, patch_params, put};
+use crate::assignments::{self, StoredAssignment, ignored, patch_params, put};
 use crate::convert::{MOST_OF_PROBLEM, created};
-use crate::crd::{AddressesOf, egress_assignment_resource, gateway_policy_resource};
+use crate::crd::{AddressesOf, gateway_policy_resource};
 use crate::policy::selector;
 use crate::policy::status::{WriteError, condition_values};
 use crate::post_params;
 use crate::watches::{config, updates};
 use egress_core::cilium::{
-    GatewayAddress, GatewayOutcome, GatewayPolicy, GatewayRequest, GatewayRule, PolicyGateways, WITHOUT_GATEWAY,
-    assignment_name,
+    ASSIGNMENT_PREFIX, GatewayAddress, GatewayOutcome, GatewayPolicy, GatewayRequest, GatewayRule, PolicyGateways,
+    WITHOUT_GATEWAY, assignment_name,
 };
 use egress_core::keys;
 use egress_core::model::policy::SourceKind;
@@ -60,7 +60,7 @@ pub enum CiliumChange {
 }
 
 /// A CiliumEgressGatewayPolicy as the API server has it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StoredGatewayPolicy {
     pub object: GatewayPolicy,
     generation: Option<i64>,
@@ -80,9 +80,9 @@ fn status_resource() -> ApiResource {
 pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = CiliumChange> + Send + use<> {
     let policies = Api::all_with(client.clone(), &gateway_policy_resource());
     let statuses = Api::all_with(client.clone(), &status_resource());
-    let assignments = Api::all_with(client.clone(), &egress_assignment_resource());
     let of = |what| (what, outages.clone());
     let status = |object: &DynamicObject| object.data["status"].clone();
+    let own = (SourceKind::CiliumEgressGatewayPolicy, ASSIGNMENT_PREFIX);
     stream::select_all([
         updates(of("CiliumEgressGatewayPolicy objects"), policies, config(), ResourceExt::name_any, policy)
             .map(CiliumChange::Policies)
@@ -90,9 +90,7 @@ pub fn watches(client: &Client, outages: &ApiOutages) -> impl Stream<Item = Cili
         updates(of("EgressGatewayPolicyStatus objects"), statuses, config(), ResourceExt::name_any, status)
             .map(CiliumChange::Statuses)
             .boxed(),
-        updates(of("assignments of gateways"), assignments, config(), ResourceExt::name_any, StoredAssignment::of)
-            .map(CiliumChange::Assignments)
-            .boxed(),
+        assignments::watch_kind(client, outages, "assignments of gateways", own).map(CiliumChange::Assignments).boxed(),
     ])
 }
 
@@ -295,15 +293,13 @@ pub struct CiliumView {
 }
 
 impl CiliumView {
-    /// Takes a change.
-    pub fn apply(&mut self, change: CiliumChange) {
-        let (kind, is_list) = match change {
-            CiliumChange::Policies(update) => (0, put(&mut self.policies, update)),
-            CiliumChange::Statuses(update) => (1, put(&mut self.statuses, update)),
-            CiliumChange::Assignments(update) => (2, put(&mut self.assignments, update)),
-        };
-        if is_list {
-            self.listed.insert(kind);
+    /// Takes a change. Returns whether it says anything new.
+    pub fn apply(&mut self, change: CiliumChange) -> bool {
+        let listed = &mut self.listed;
+        match change {
+            CiliumChange::Policies(update) => put(&mut self.policies, update, (listed, 0)),
+            CiliumChange::Statuses(update) => put(&mut self.statuses, update, (listed, 1)),
+            CiliumChange::Assignments(update) => put(&mut self.assignments, update, (listed, 2)),
         }
     }
 

@@ -85,9 +85,12 @@ pub async fn run(
             () = stop.cancelled() => return,
             changes = nodes.take() => {
                 let Some(changes) = changes else { return };
-                changes.into_iter().for_each(|change| apply(&mut known, &mut ledger, change));
+                let has_other_nodes =
+                    changes.into_iter().fold(false, |any, change| apply(&mut known, &mut ledger, change) || any);
                 if let Some(probing) = &mut probing {
-                    probing.update_nodes(&known);
+                    if has_other_nodes {
+                        probing.update_nodes(&known);
+                    }
                     probing.send_orders(&ledger);
                 }
             }
@@ -176,16 +179,18 @@ struct KnownNodes {
     naming: NamingPolicies,
 }
 
-fn apply(known: &mut KnownNodes, ledger: &mut Arc<Ledger>, change: Change) {
+/// Returns whether other nodes may have to be probed.
+fn apply(known: &mut KnownNodes, ledger: &mut Arc<Ledger>, change: Change) -> bool {
     let KnownNodes { nodes: known, naming } = known;
     match change {
         Change::Ledger(new) => *ledger = new,
         Change::Nodes(Update::Replaced(nodes)) => *known = nodes,
         Change::Nodes(Update::Changed(name, node)) => drop(known.insert(name, node)),
         Change::Nodes(Update::Removed(name)) => drop(known.remove(&name)),
-        Change::Policies(update) => naming.apply(update),
-        Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
+        Change::Policies(update) => return naming.apply(update),
+        Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => return false,
     }
+    true
 }
 
 type NodeFinding = (Arc<str>, Finding);
