@@ -52,17 +52,17 @@ pub(crate) fn watch<F: Fn(&str, &StoredAssignment) -> bool + Send + 'static>(
 ) -> impl Stream<Item = Update<String, StoredAssignment>> + Send + use<F> {
     let assignments = Api::all_with(client.clone(), &crd::egress_assignment_resource());
     let all = updates((what, outages.clone()), assignments, config(), ResourceExt::name_any, StoredAssignment::of);
-    let mut wanted = Wanted { is_wanted, names: BTreeSet::new() };
+    let mut wanted = ShownAssignments { is_wanted, names: BTreeSet::new() };
     all.filter_map(move |update| std::future::ready(wanted.of(update)))
 }
 
 /// Which assignments a task has been shown.
-struct Wanted<F> {
+struct ShownAssignments<F> {
     is_wanted: F,
     names: BTreeSet<String>,
 }
 
-impl<F: Fn(&str, &StoredAssignment) -> bool> Wanted<F> {
+impl<F: Fn(&str, &StoredAssignment) -> bool> ShownAssignments<F> {
     /// What the task is shown of an update.
     fn of(&mut self, update: Update<String, StoredAssignment>) -> Option<Update<String, StoredAssignment>> {
         match update {
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_task_is_shown_its_own_assignments_and_when_they_are_no_more() {
         let is_wanted = |_: &str, stored: &StoredAssignment| stored.kind() == Some(SourceKind::Egress);
-        let mut wanted = Wanted { is_wanted, names: BTreeSet::new() };
+        let mut wanted = ShownAssignments { is_wanted, names: BTreeSet::new() };
         let [own, other] = ["Egress", "EgressService"].map(made_of);
         let [a, b] = ["a", "b"].map(str::to_owned);
         let all = BTreeMap::from([(a.clone(), own.clone()), (b.clone(), other.clone())]);

@@ -30,7 +30,7 @@ use crate::ledger::{self, UnreadableLedger};
 use crate::policy;
 use egress_core::model::ledger::Ledger;
 use egress_core::model::node;
-use egress_core::model::policy::{EgressPolicy, Policies, PolicyKey, PolicyKind};
+use egress_core::model::policy::{Conditions, EgressPolicy, Policies, PolicyKey, PolicyKind};
 use egress_core::model::view::{Change, Update};
 
 /// Seconds until a watch is resumed where it was, which bounds the time to notice that the server is silently gone.
@@ -68,7 +68,8 @@ pub fn for_controller(
     for_both(client, (namespace, None), service_networks, outages)
 }
 
-/// Only the own node of an agent has labels: they are half of a Node, agents are many, and they ask for no others.
+/// Only the own node of an agent has labels: they are half of a Node, agents are many, and they ask for no others. Nor do they
+/// for the conditions of policies, which are most of a status.
 fn for_both(
     client: &Client,
     (namespace, own_node): (&str, Option<&str>),
@@ -80,7 +81,7 @@ fn for_both(
     let ledgers: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let ledger = config().fields(&format!("metadata.name={}", ledger::LEDGER_NAME));
     stream::select_all([
-        policies(client, outages).map(Change::Policies).boxed(),
+        policies(client, outages, own_node.is_none()).map(Change::Policies).boxed(),
         updates(("services", outages.clone()), services, config(), convert::service_key, move |service| {
             convert::service(service, &service_networks)
         })
@@ -100,11 +101,18 @@ fn for_both(
 fn policies(
     client: &Client,
     outages: &ApiOutages,
+    with_conditions: bool,
 ) -> impl Stream<Item = Update<PolicyKey, Arc<EgressPolicy>>> + Send + use<> {
     let of_kind = |kind| {
         let api = policy::api_of(kind);
         let key = move |object: &DynamicObject| PolicyKey { kind, name: object.name_any() };
-        let read = move |object: &DynamicObject| Arc::new(api.read(object));
+        let read = move |object: &DynamicObject| {
+            let mut policy = api.read(object);
+            if !with_conditions {
+                policy.published.conditions = Conditions::default();
+            }
+            Arc::new(policy)
+        };
         let objects = policy::requests(client, kind);
         updates((api.objects(), outages.clone()), objects, config(), key, read).map(move |update| (kind, update))
     };

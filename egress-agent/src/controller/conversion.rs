@@ -131,7 +131,11 @@ pub(super) async fn run<C: Conversion>(
 
 /// Takes all changes. Returns whether any says something new.
 fn apply<C: Conversion>(conversion: &mut C, changes: Vec<C::Change>) -> bool {
-    changes.into_iter().fold(false, |is_news, change| conversion.apply(change) || is_news)
+    let mut is_news = false;
+    for change in changes {
+        is_news |= conversion.apply(change);
+    }
+    is_news
 }
 
 fn log(what: &str, errors: &[WriteError], write_errors: &mut WriteErrorLog) {
@@ -264,7 +268,7 @@ mod tests {
     }
 
     /// A task, the changes of its watches, its passes, and what ends a pass.
-    struct Running {
+    struct RunningTask {
         changes: UnboundedSender<bool>,
         passes: UnboundedReceiver<usize>,
         may_end: Arc<Notify>,
@@ -275,7 +279,7 @@ mod tests {
     }
 
     /// A task of a controller that leads, in a cluster without assignments.
-    fn running() -> Running {
+    fn running() -> RunningTask {
         let (changes, watches) = unbounded();
         let (begun, passes) = unbounded();
         let (may_end, stop) = (Arc::new(Notify::new()), CancellationToken::new());
@@ -290,10 +294,10 @@ mod tests {
             async move { run(conversion, "a test", watches, inputs, stop).await }
         });
         cluster.put(Change::Policies(Update::Replaced(Policies::new())));
-        Running { changes, passes, may_end, stop, task, _term: term, _cluster: cluster }
+        RunningTask { changes, passes, may_end, stop, task, _term: term, _cluster: cluster }
     }
 
-    impl Running {
+    impl RunningTask {
         async fn next_pass(&mut self) -> usize {
             let pass = timeout(Duration::from_secs(10), self.passes.next()).await;
             pass.expect("another pass").expect("it is running")

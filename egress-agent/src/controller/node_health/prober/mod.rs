@@ -85,8 +85,10 @@ pub async fn run(
             () = stop.cancelled() => return,
             changes = nodes.take() => {
                 let Some(changes) = changes else { return };
-                let has_other_nodes =
-                    changes.into_iter().fold(false, |any, change| apply(&mut known, &mut ledger, change) || any);
+                let mut has_other_nodes = false;
+                for change in changes {
+                    has_other_nodes |= apply(&mut known, &mut ledger, change);
+                }
                 if let Some(probing) = &mut probing {
                     if has_other_nodes {
                         probing.update_nodes(&known);
