@@ -52,7 +52,7 @@ pub(super) fn run() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Err(failure)) => {
-            println!("{}", failure.to_json());
+            println!("{}", failure.to_json(None));
             ExitCode::FAILURE
         }
         Err(error) => {

@@ -7,45 +7,23 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::debug::socket::ask;
 use crate::debug::{Answer, Request};
+use egress_cni::CniError;
+use egress_cni::code::{INVALID_CONFIGURATION, INVALID_ENVIRONMENT, UNREADABLE};
 use egress_core::model::view::{Attach, PodKey};
 
 /// How long a pod's start waits for the agent, which is away for a second or two during an update.
 pub const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(50);
 
-const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-
-/// Error codes of the specification.
-const INVALID_ENVIRONMENT: u32 = 4;
-const UNREADABLE: u32 = 6;
-const INVALID_CONFIGURATION: u32 = 7;
-
-/// An error as the runtime reads it.
-#[derive(Debug, PartialEq, Eq)]
-pub struct CniError {
-    code: u32,
-    message: String,
-}
-
-impl CniError {
-    fn new(code: u32, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
-    }
-
-    pub fn to_json(&self) -> Value {
-        json!({"cniVersion": VERSIONS[VERSIONS.len() - 1], "code": self.code, "msg": self.message})
-    }
-}
-
 /// The used fields of what the runtime passes on standard input.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Configuration {
+struct PluginInput {
     socket: PathBuf,
     #[serde(default)]
     prev_result: Option<Value>,
@@ -65,9 +43,9 @@ pub async fn run(
         CniError::new(INVALID_ENVIRONMENT, "CNI_COMMAND is not set: this is called by a container runtime")
     })?;
     match command.as_str() {
-        "VERSION" => Ok(Some(json!({"cniVersion": VERSIONS[VERSIONS.len() - 1], "supportedVersions": VERSIONS}))),
+        "VERSION" => Ok(Some(egress_cni::versions())),
         "ADD" => {
-            let Configuration { socket, prev_result } =
+            let PluginInput { socket, prev_result } =
                 serde_json::from_str(input).map_err(|error| CniError::new(UNREADABLE, error.to_string()))?;
             let result = prev_result.ok_or_else(|| {
                 CniError::new(
@@ -128,6 +106,7 @@ async fn send(socket: &Path, attach: Attach, timeout: Duration, warn: impl Fn(&s
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     const ARGUMENTS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=red;K8S_POD_NAME=web;K8S_POD_UID=u-1";
 
@@ -187,7 +166,7 @@ mod tests {
             assert_eq!(called(Some(command), "").await.0, Ok(None));
         }
         let versions = called(Some("VERSION"), "").await.0.expect("an answer").expect("a text");
-        assert_eq!(versions["supportedVersions"], json!(VERSIONS));
+        assert_eq!(versions["supportedVersions"], json!(egress_cni::VERSIONS));
     }
 
     /// Without an agent the pod still starts, with the result of the previous plugins.

@@ -22,6 +22,7 @@ type Targets = Vec<String>;
 /// Unit tests of all crates, and the integration tests that need no kernel.
 pub(super) fn pure(paths: &Paths) -> Result<Targets> {
     let packages = [
+        ("egress-cni", "crates/cni"),
         ("egress-common", "egress-common"),
         ("egress-core", "crates/core"),
         ("egress-datapath", "crates/datapath"),
@@ -31,6 +32,7 @@ pub(super) fn pure(paths: &Paths) -> Result<Targets> {
         ("egress-supervise", "crates/supervise"),
         ("egress-toolchain", "crates/toolchain"),
         ("egress-agent", "egress-agent"),
+        ("egress-router", "egress-router"),
         ("egress-fuzz", "fuzz"),
         ("xtask", "xtask"),
     ];
@@ -45,10 +47,12 @@ pub(super) fn pure(paths: &Paths) -> Result<Targets> {
 
 /// The integration tests on the kernel; empty where there are none.
 pub(super) fn program(paths: &Paths) -> Result<Targets> {
-    let names = integration_tests(&paths.root.join("egress-agent"))?;
-    let mut targets: Targets = as_arguments(names.into_iter().filter(|name| name.starts_with(KERNEL))).collect();
-    if !targets.is_empty() {
-        targets.insert(0, "--package=egress-agent".to_owned());
+    let mut targets = Targets::new();
+    for package in ["egress-agent", "egress-router"] {
+        let names = integration_tests(&paths.root.join(package))?;
+        let names: Targets = as_arguments(names.into_iter().filter(|name| name.starts_with(KERNEL))).collect();
+        targets.extend(std::iter::once(format!("--package={package}")).filter(|_| !names.is_empty()));
+        targets.extend(names);
     }
     Ok(targets)
 }

@@ -6,7 +6,7 @@
 use std::io;
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::net::if_::if_indextoname;
 use nix::sys::socket::sockopt::RcvBufForce;
@@ -35,6 +35,13 @@ impl PacketSocket {
     pub fn sender(ifindex: u32) -> io::Result<Self> {
         let fd = raw_socket()?;
         bind(&fd, ifindex, 0)?;
+        Ok(Self { fd })
+    }
+
+    /// Sends, and receives one EtherType, outside a runtime.
+    pub fn bound(ifindex: u32, ethertype: u16) -> io::Result<Self> {
+        let fd = raw_socket()?;
+        bind(&fd, ifindex, ethertype)?;
         Ok(Self { fd })
     }
 
@@ -90,6 +97,12 @@ impl PacketSocket {
 
     pub fn receive(&self, frame: &mut [u8]) -> io::Result<usize> {
         Ok(recv(self.fd.as_raw_fd(), frame, MsgFlags::empty())?)
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

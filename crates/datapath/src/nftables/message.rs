@@ -1,6 +1,7 @@
 //! The messages of linux/netfilter/nf_tables.h that our tables need, and one socket for them. Written by hand, because the
 //! netlink libraries that this crate uses have no nf_tables messages.
 
+use std::borrow::Cow;
 use std::io;
 
 use bytes::{BufMut, BytesMut};
@@ -17,6 +18,7 @@ pub const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
 const NEW_RULE: u16 = 6;
 const NEW_SET: u16 = 9;
+const NEW_FLOWTABLE: u16 = 22;
 pub const NEW_ELEMENT: u16 = 12;
 pub const DELETE_ELEMENT: u16 = 14;
 const BATCH_BEGIN: u16 = 0x10;
@@ -24,15 +26,25 @@ const BATCH_END: u16 = 0x11;
 
 /// Before connection tracking.
 pub const PRIORITY_RAW: i32 = -300;
+pub const PRIORITY_DESTINATION_NAT: i32 = -100;
 /// After destination NAT, before routing.
 pub const PRIORITY_AFTER_NAT: i32 = -90;
+pub const PRIORITY_FILTER: i32 = 0;
+pub const PRIORITY_SOURCE_NAT: i32 = 100;
 const SET_INTERVAL: u32 = 4;
+const SET_MAP: u32 = 8;
+/// `NF_NETDEV_INGRESS`.
+const NETDEV_INGRESS: u32 = 0;
 const ELEMENT_INTERVAL_END: u32 = 1;
 /// Directions of a connection.
-const ORIGINAL: u8 = 0;
+pub const ORIGINAL: u8 = 0;
 pub const REPLY: u8 = 1;
 const VERDICT_REGISTER: u32 = 0;
+/// Of 16 bytes each, and each of four registers of 4 bytes, which have numbers of their own.
 const REGISTER: u32 = 1;
+const SECOND_REGISTER: u32 = 2;
+const FIRST_SHORT_REGISTER: u32 = 8;
+const SHORT_REGISTERS: u32 = 4;
 /// `IFNAMSIZ`: names are compared with their padding.
 const INTERFACE_NAME: usize = 16;
 
@@ -40,7 +52,18 @@ const INTERFACE_NAME: usize = 16;
 #[derive(Clone, Copy)]
 pub enum ChainHook {
     Prerouting = 0,
+    Input = 1,
+    Forward = 2,
     Output = 3,
+    Postrouting = 4,
+}
+
+/// Type of a chain.
+#[derive(Clone, Copy)]
+pub enum ChainType {
+    Filter,
+    /// Sees the first packet of each connection.
+    Nat,
 }
 
 /// Properties of a packet that `meta` loads.
@@ -51,6 +74,7 @@ pub enum MetaKey {
     /// `skb->priority`.
     Priority = 2,
     InterfaceName = 6,
+    OutgoingInterfaceName = 7,
     NetworkProtocol = 15,
     TransportProtocol = 16,
 }
@@ -58,8 +82,13 @@ pub enum MetaKey {
 /// Properties of a tracked connection.
 #[derive(Clone, Copy)]
 pub enum ConnectionKey {
+    /// Of this packet: bits.
+    State = 0,
     /// Of this packet.
     Direction = 1,
+    /// Bits (`IPS_*`).
+    Status = 2,
+    Mark = 3,
     /// The destination of the first packet, before translation.
     OriginalV4 = 20,
     OriginalV6 = 22,
@@ -72,10 +101,33 @@ pub enum Base {
     Transport = 2,
 }
 
+/// States of a packet's connection (`NF_CT_STATE_BIT`).
+pub const ESTABLISHED: u32 = 1 << 1;
+pub const RELATED: u32 = 1 << 2;
+/// The destination is translated (`IPS_DST_NAT`).
+pub const DESTINATION_NAT: u32 = 1 << 5;
+
+/// Which address is translated.
+#[derive(Clone, Copy)]
+pub enum NatType {
+    Source = 0,
+    Destination = 1,
+}
+
+/// How a packet is refused.
+#[derive(Clone, Copy)]
+pub enum RejectWith {
+    TcpReset,
+    /// An ICMP or ICMPv6 error: administratively prohibited.
+    Prohibited,
+}
+
 #[derive(Clone, Copy)]
 pub enum Comparison {
     Equal = 0,
     NotEqual = 1,
+    AtMost = 3,
+    AtLeast = 5,
 }
 
 /// Verdict of a rule.
@@ -134,21 +186,27 @@ fn errors(datagram: &[u8]) -> io::Result<()> {
 /// Messages of one transaction.
 pub struct NftBatch {
     /// The table that all of them are about.
-    table: &'static str,
+    table: Cow<'static, str>,
     bytes: BytesMut,
     sequence: u32,
 }
 
 impl NftBatch {
-    pub fn begin(table: &'static str) -> Self {
+    pub fn begin(table: impl Into<Cow<'static, str>>) -> Self {
         let mut batch = Self::outside(table);
         batch.message(BATCH_BEGIN, 0, 0, SUBSYSTEM, |_| {});
         batch
     }
 
     /// For requests outside a transaction.
-    pub fn outside(table: &'static str) -> Self {
-        Self { table, bytes: BytesMut::new(), sequence: 0 }
+    pub fn outside(table: impl Into<Cow<'static, str>>) -> Self {
+        Self { table: table.into(), bytes: BytesMut::new(), sequence: 0 }
+    }
+
+    /// The same, for a transaction in one expression.
+    pub fn ended(mut self) -> Self {
+        self.end();
+        self
     }
 
     pub fn end(&mut self) {
@@ -160,33 +218,80 @@ impl NftBatch {
     }
 
     pub fn chain(&mut self, name: &str, hook: ChainHook, priority: i32) {
+        self.chain_of(ChainType::Filter, name, hook, priority);
+    }
+
+    pub fn chain_of(&mut self, kind: ChainType, name: &str, hook: ChainHook, priority: i32) {
         self.nft(NEW_CHAIN, NLM_F_CREATE, |bytes| {
             text(bytes, 3, name);
             nest(bytes, 4, |bytes| {
                 number(bytes, 1, hook as u32);
                 attribute(bytes, 2, &priority.to_be_bytes());
             });
-            text(bytes, 7, "filter");
+            text(
+                bytes,
+                7,
+                match kind {
+                    ChainType::Filter => "filter",
+                    ChainType::Nat => "nat",
+                },
+            );
+        });
+    }
+
+    /// Flows that are forwarded from device to device, past the chains.
+    pub fn flowtable(&mut self, name: &str, devices: &[&str]) {
+        self.nft(NEW_FLOWTABLE, NLM_F_CREATE, |bytes| {
+            text(bytes, 2, name);
+            nest(bytes, 3, |bytes| {
+                number(bytes, 1, NETDEV_INGRESS);
+                attribute(bytes, 2, &PRIORITY_FILTER.to_be_bytes());
+                nest(bytes, 3, |bytes| devices.iter().for_each(|device| text(bytes, 1, device)));
+            });
         });
     }
 
     /// A set, also identified by its number in this transaction.
     pub fn set(&mut self, name: &str, number_here: u32, kind: SetType) {
-        self.new_set(name, number_here, kind, 0);
+        self.new_set(name, number_here, kind, 0, None);
+    }
+
+    /// A set whose keys have values.
+    pub fn map(&mut self, name: &str, number_here: u32, key: SetType, value: SetType) {
+        self.new_set(name, number_here, key, SET_MAP, Some(value));
     }
 
     /// The same of ranges.
     pub fn range_set(&mut self, name: &str, number_here: u32, kind: SetType) {
-        self.new_set(name, number_here, kind, SET_INTERVAL);
+        self.new_set(name, number_here, kind, SET_INTERVAL, None);
     }
 
-    fn new_set(&mut self, name: &str, number_here: u32, kind: SetType, flags: u32) {
+    fn new_set(&mut self, name: &str, number_here: u32, kind: SetType, flags: u32, value: Option<SetType>) {
         self.nft(NEW_SET, NLM_F_CREATE, |bytes| {
             text(bytes, 2, name);
             number(bytes, 3, flags);
             number(bytes, 4, kind.shown_as);
             number(bytes, 5, kind.length);
+            if let Some(value) = value {
+                number(bytes, 6, value.shown_as);
+                number(bytes, 7, value.length);
+            }
             number(bytes, 10, number_here);
+        });
+    }
+
+    /// Adds keys with their values to a map.
+    pub fn pairs<'a>(&mut self, map: &str, pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) {
+        self.nft(NEW_ELEMENT, NLM_F_CREATE, |bytes| {
+            text(bytes, 2, map);
+            nest(bytes, 3, |bytes| {
+                for (key, value) in pairs {
+                    nest(bytes, 1, |bytes| {
+                        nest(bytes, 1, |bytes| attribute(bytes, 1, key));
+                        nest(bytes, 2, |bytes| attribute(bytes, 1, value));
+                    });
+                }
+            });
         });
     }
 
@@ -233,9 +338,9 @@ impl NftBatch {
     }
 
     fn nft(&mut self, kind: u16, flags: u16, content: impl FnOnce(&mut BytesMut)) {
-        let table = self.table;
+        let table = self.table.clone();
         self.message((SUBSYSTEM << 8) | kind, flags | NLM_F_ACK, FAMILY_INET, 0, |bytes| {
-            text(bytes, 1, table);
+            text(bytes, 1, &table);
             content(bytes);
         });
     }
@@ -268,19 +373,24 @@ impl RuleBuilder<'_> {
     }
 
     pub fn interface(&mut self, comparison: Comparison, name: &str) {
+        self.interface_of(MetaKey::InterfaceName, comparison, name);
+    }
+
+    pub fn outgoing_interface(&mut self, comparison: Comparison, name: &str) {
+        self.interface_of(MetaKey::OutgoingInterfaceName, comparison, name);
+    }
+
+    fn interface_of(&mut self, key: MetaKey, comparison: Comparison, name: &str) {
         let mut padded = [0; INTERFACE_NAME];
         for (to, from) in padded.iter_mut().zip(name.bytes()) {
             *to = from;
         }
-        self.meta(MetaKey::InterfaceName, comparison, &padded);
+        self.meta(key, comparison, &padded);
     }
 
     /// Sets the property to this.
     pub fn set_meta(&mut self, key: MetaKey, value: &[u8]) {
-        self.expression("immediate", |bytes| {
-            number(bytes, 1, REGISTER);
-            nest(bytes, 2, |bytes| attribute(bytes, 1, value));
-        });
+        self.immediate(value);
         self.expression("meta", |bytes| {
             number(bytes, 2, key as u32);
             number(bytes, 3, REGISTER);
@@ -292,9 +402,104 @@ impl RuleBuilder<'_> {
         self.expression("ct", |bytes| {
             number(bytes, 1, REGISTER);
             number(bytes, 2, key as u32);
-            if !matches!(key, ConnectionKey::Direction) {
+            if matches!(key, ConnectionKey::OriginalV4 | ConnectionKey::OriginalV6) {
                 attribute(bytes, 3, &[ORIGINAL]);
             }
+        });
+    }
+
+    /// The bits of a property of the connection have one of these.
+    pub fn connection_has(&mut self, key: ConnectionKey, bits: u32) {
+        self.load_connection(key);
+        self.mask(&bits.to_ne_bytes());
+        self.compare(Comparison::NotEqual, &[0; 4]);
+    }
+
+    /// The loaded value has these bits within the mask, such as a network.
+    pub fn masked(&mut self, mask: &[u8], value: &[u8]) {
+        self.mask(mask);
+        self.compare(Comparison::Equal, value);
+    }
+
+    fn mask(&mut self, mask: &[u8]) {
+        let zeros = vec![0; mask.len()];
+        self.expression("bitwise", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, REGISTER);
+            number(bytes, 3, u32::try_from(mask.len()).unwrap_or_default());
+            nest(bytes, 4, |bytes| attribute(bytes, 1, mask));
+            nest(bytes, 5, |bytes| attribute(bytes, 1, &zeros));
+        });
+    }
+
+    pub fn set_connection_mark(&mut self, mark: u32) {
+        self.immediate(&mark.to_ne_bytes());
+        self.expression("ct", |bytes| {
+            number(bytes, 2, ConnectionKey::Mark as u32);
+            number(bytes, 4, REGISTER);
+        });
+    }
+
+    /// Looks up the transport protocol and the destination port in a map of addresses of this length and ports, and translates
+    /// the destination to what it finds.
+    pub fn destination_by_map(&mut self, map: &str, number_here: u32, (protocol, length): (u8, u32), mark: u32) {
+        self.load_meta(MetaKey::TransportProtocol);
+        self.expression("payload", |bytes| {
+            number(bytes, 1, FIRST_SHORT_REGISTER + 1);
+            number(bytes, 2, Base::Transport as u32);
+            number(bytes, 3, 2);
+            number(bytes, 4, 2);
+        });
+        self.expression("lookup", |bytes| {
+            text(bytes, 1, map);
+            number(bytes, 2, REGISTER);
+            number(bytes, 3, SECOND_REGISTER);
+            number(bytes, 4, number_here);
+        });
+        self.set_connection_mark(mark);
+        let port = FIRST_SHORT_REGISTER + SHORT_REGISTERS + length / 4;
+        self.nat(NatType::Destination, protocol, SECOND_REGISTER, Some(port));
+    }
+
+    /// Translates to this address.
+    pub fn nat_to(&mut self, kind: NatType, protocol: u8, address: &[u8]) {
+        self.immediate(address);
+        self.nat(kind, protocol, REGISTER, None);
+    }
+
+    fn nat(&mut self, kind: NatType, protocol: u8, address: u32, port: Option<u32>) {
+        self.expression("nat", |bytes| {
+            number(bytes, 1, kind as u32);
+            number(bytes, 2, u32::from(protocol));
+            number(bytes, 3, address);
+            if let Some(port) = port {
+                number(bytes, 5, port);
+            }
+        });
+    }
+
+    pub fn reject(&mut self, refusal: RejectWith) {
+        self.expression("reject", |bytes| match refusal {
+            RejectWith::TcpReset => {
+                number(bytes, 1, 1);
+                attribute(bytes, 2, &[0]);
+            }
+            RejectWith::Prohibited => {
+                number(bytes, 1, 2);
+                attribute(bytes, 2, &[3]);
+            }
+        });
+    }
+
+    /// Has the connection forwarded past the chains from now on.
+    pub fn offload(&mut self, flowtable: &str) {
+        self.expression("flow_offload", |bytes| text(bytes, 1, flowtable));
+    }
+
+    fn immediate(&mut self, value: &[u8]) {
+        self.expression("immediate", |bytes| {
+            number(bytes, 1, REGISTER);
+            nest(bytes, 2, |bytes| attribute(bytes, 1, value));
         });
     }
 

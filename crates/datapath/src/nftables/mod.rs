@@ -109,13 +109,19 @@ impl Nft {
 
     /// Whether it was there.
     pub fn remove(&mut self) -> io::Result<bool> {
-        let mut batch = NftBatch::begin(NFT_TABLE);
+        self.remove_table(NFT_TABLE.to_owned())
+    }
+
+    /// Removes any table. Whether it was there.
+    pub fn remove_table(&mut self, table: String) -> io::Result<bool> {
+        let mut batch = NftBatch::begin(table);
         batch.table(DELETE_TABLE, 0);
         batch.end();
         absent_is_false(self.ask(&batch))
     }
 
-    pub(crate) fn ask(&mut self, batch: &NftBatch) -> io::Result<()> {
+    /// Performs a transaction.
+    pub fn ask(&mut self, batch: &NftBatch) -> io::Result<()> {
         let socket = self.0.take().map_or_else(NftSocket::open, Ok)?;
         let outcome = socket.ask(batch)?;
         self.0 = Some(socket);

@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use egress_toolchain::{Paths, Progress, debs, output};
 
 /// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
-const WANTED: [&str; 17] = [
+const WANTED: [&str; 22] = [
+    "ipvlan",
     "veth",
     "bridge",
     "vxlan",
@@ -30,6 +31,10 @@ const WANTED: [&str; 17] = [
     "nft_nat",
     "nft_masq",
     "nft_numgen",
+    "nft_reject_inet",
+    "nf_flow_table",
+    "nf_flow_table_inet",
+    "nft_flow_offload",
 ];
 
 /// An unpacked kernel.

@@ -45,6 +45,9 @@ const TCX_SYMBOL: &str = "tcx_prog_attach";
 
 /// Programs of this machine that tests call.
 const CALLED: [&str; 6] = ["ip", "tc", "ss", "nft", "bpftool", "ping"];
+/// The tests of the CNI plugin, and the plugin.
+const ROUTER_TESTS: &str = "kernel_router";
+const ROUTER: &str = "egress-router";
 /// The same on the lab.
 const CALLED_ON_LAB: [&str; 2] = ["ethtool", "setpriv"];
 /// Agents and controllers read it. With the default of one second, slow nodes count as unreachable.
@@ -155,6 +158,11 @@ impl KernelRun<'_> {
             let name = name_of(test)?;
             let program = format!("/tests/{name}");
             archive.program(&program, test)?;
+            // It calls the program that cargo has made beside it, where cargo has made it.
+            if let (ROUTER_TESTS, Some(folder)) = (name.as_str(), test.parent().and_then(Path::parent)) {
+                let router = folder.join(ROUTER);
+                archive.program(&router.to_string_lossy(), &router)?;
+            }
             // Who names the binary wants all of its tests.
             let is_whole = matches!(arguments, [filter] if name.contains(filter.as_str()));
             let tests = listed(test, if is_whole { &[] } else { arguments })?;

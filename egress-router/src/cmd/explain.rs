@@ -1,0 +1,72 @@
+//! `egress-router explain`: the plan of ADD, by the code that ADD runs.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use egress_cni::NetworkConfiguration;
+use egress_router::call::{Attachment, plan_of, resolved};
+use egress_router::config::RouterConfig;
+use egress_router::namespace;
+use egress_router::setup::steps;
+use serde_json::json;
+
+use super::{ConfigArgs, said};
+
+#[derive(Args)]
+pub(super) struct ExplainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The network namespace of the pod
+    #[arg(long, value_name = "PATH")]
+    netns: PathBuf,
+    /// The name of the interface, which a runtime chooses
+    #[arg(long, value_name = "NAME", default_value = "net1")]
+    interface: String,
+}
+
+pub(super) fn run(args: &ExplainArgs) -> Result<(), String> {
+    let (mut fields, pod) = (args.config.fields()?, args.config.pod()?);
+    fields.entry("name").or_insert_with(|| json!("explained"));
+    fields.entry("cniVersion").or_insert_with(|| json!("1.1.0"));
+    let text = serde_json::Value::Object(fields).to_string();
+    let configuration = NetworkConfiguration::of(&text).map_err(|error| said(&error))?;
+    let config = RouterConfig::of(&configuration.fields, pod).map_err(|error| said(&error))?;
+    let (addressing, removed) = resolved(&config, pod).map_err(|error| said(&error))?;
+    let node = namespace::own().map_err(|error| format!("cannot open the node's namespace: {error}"))?;
+    let netns = namespace::of_container(&args.netns, &node).map_err(|error| said(&error))?;
+    let name = config.interface.as_deref().unwrap_or(&args.interface);
+    let attachment = Attachment { config: &config, addressing: &addressing, name };
+    let plan = plan_of(&attachment, (&node, &netns)).map_err(|error| said(&error))?;
+    for warning in config.warnings.iter().chain(&plan.warnings) {
+        eprintln!("warning: {warning}");
+    }
+    removed.iter().for_each(|what| eprintln!("warning: the overrides do not allow {what}"));
+    println!("interface   {} ({}, MTU {})", plan.name, plan.kind, plan.mtu);
+    println!("master      {}: {}", plan.master.name, plan.why_master);
+    for (family, gateway) in &plan.gateways {
+        println!("gateway     {gateway} ({family:?})");
+    }
+    match &plan.primary {
+        Some(primary) => println!("clients by  {}", primary.name),
+        None => println!("clients by  no interface"),
+    }
+    for ((_, protocol, port), to) in &addressing.redirects.ports {
+        println!("redirect    port {port} {protocol} to {to}");
+    }
+    for address in addressing.redirects.fallback.values() {
+        println!("redirect    everything else to {address}");
+    }
+    if !addressing.redirects.is_empty() {
+        println!("clients     get what is redirected, and nothing else");
+    }
+    match &addressing.allowed {
+        None => println!("allow       everything"),
+        Some(allowed) if allowed.is_empty() => println!("allow       nothing"),
+        Some(allowed) => allowed.iter().for_each(|one| println!("allow       {one}")),
+    }
+    println!("steps");
+    for (at, step) in steps(&plan).iter().enumerate() {
+        println!("  {:>2}. {step}", at + 1);
+    }
+    Ok(())
+}
