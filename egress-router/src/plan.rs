@@ -194,6 +194,11 @@ pub fn plan(
     if primary.is_none() {
         warnings.push("the pod has no other interface, so it routes for no client".to_owned());
     }
+    let is_inside = |target: &IpAddr| config.cluster_networks.iter().any(|net| net.contains(target));
+    let inside: BTreeSet<IpAddr> = addressing.redirects.targets().filter(is_inside).collect();
+    if let Some(target) = inside.first() {
+        return Err(invalid(format!("redirect: {target} is in a network of the cluster, where no router leads")));
+    }
     let is_ours = |index: u32| pod.link(index).is_some_and(|link| link.alias.starts_with(ALIAS));
     let is_first = !pod.links.iter().any(|link| is_ours(link.index));
     let mut plan = Plan {

@@ -19,6 +19,7 @@
 //!         oifname net1 ct state established,related flow add @fast accept
 //!         iifname net1 ct state established,related accept
 //!         iifname net1 counter drop
+//!         iifname eth0 oifname eth0 counter drop
 //!         oifname != net1 accept
 //!         iifname eth0 ct mark MARK ct status dnat accept
 //!         iifname eth0 ip daddr @allowed4 ct mark set MARK accept
@@ -278,6 +279,15 @@ impl Ruleset {
             rule.plain("counter");
             rule.verdict(RuleVerdict::Drop);
         });
+        if let Some(primary) = &self.primary {
+            // The pod forwards now, and is no router within the cluster.
+            batch.rule(chain, |rule| {
+                rule.interface(Comparison::Equal, primary);
+                rule.outgoing_interface(Comparison::Equal, primary);
+                rule.plain("counter");
+                rule.verdict(RuleVerdict::Drop);
+            });
+        }
         batch.rule(chain, |rule| {
             rule.outgoing_interface(Comparison::NotEqual, own);
             rule.verdict(RuleVerdict::Accept);

@@ -125,6 +125,7 @@ fn what_does_not_fit_the_node_is_refused_before_anything_changes() {
         (config(&["192.168.13.99/24"], json!({})), "the node has no default route of that family by eno2"),
         (config(&["192.168.12.99/24", "192.168.13.99/24"], json!({})), "eno1, eno2 of the node"),
         (config(&["192.168.12.1/24"], json!({})), "is an address of the router itself"),
+        (config(&["192.168.12.99/24"], json!({"redirect": ["80 tcp 10.128.9.9"]})), "in a network of the cluster"),
     ] {
         let answer = world.call("ADD", &config.to_string(), &[]);
         let said = answer.json["msg"].as_str().unwrap_or_default();

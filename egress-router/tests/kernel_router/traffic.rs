@@ -61,6 +61,19 @@ fn hosts_outside_reach_nothing_through_the_router_or_on_it() {
 }
 
 #[test]
+fn the_pod_is_no_router_within_the_cluster() {
+    let mut world = World::new();
+    world.pod("third", 49);
+    world.ip("client", "route add 10.128.6.49 via 10.128.6.47");
+    let _server = world.serve("third", "0.0.0.0:7000");
+    let before = world.connect("client", "10.128.6.49:7000").expect_err("it does not forward");
+    assert_eq!(before.kind(), ErrorKind::TimedOut);
+    world.added(&usual());
+    let after = world.connect("client", "10.128.6.49:7000").expect_err("it forwards to the outside alone");
+    assert_eq!(after.kind(), ErrorKind::TimedOut);
+}
+
+#[test]
 fn what_is_not_allowed_is_refused() {
     let world = World::new();
     world.added(&config(&["192.168.12.99/24"], json!({"allow": ["203.0.113.26 tcp 80", "198.51.100.0/24"]})));
