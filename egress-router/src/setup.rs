@@ -170,10 +170,10 @@ impl<'a> Setup<'a> {
                 let made = kernel::make_link(&plan.name, plan.kind, plan.master.index, plan.mtu, self.pod.as_raw_fd());
                 crate::namespace::enter(self.pod)?;
                 made?;
+                self.undo.push(Undo::Link);
                 let (link, mac, _) =
                     kernel::link_named(&plan.name)?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
                 (self.index, self.mac) = (link.index, mac);
-                self.undo.push(Undo::Link);
             }
             Step::SetAlias => {
                 let alias = former_settings(plan)?;
@@ -234,7 +234,7 @@ impl<'a> Setup<'a> {
         let mut errors = Vec::new();
         while let Some(undo) = self.undo.pop() {
             let outcome = match undo {
-                Undo::Link => kernel::delete_link(self.index),
+                Undo::Link => delete_link_named(&self.plan.name),
                 Undo::Setting(path, former) => kernel::write_setting(&path, &former),
                 Undo::Rule(rule) => kernel::delete_rule(&rule, self.index),
                 Undo::Route(route) => kernel::delete_new_route(&route, self.index),
@@ -246,6 +246,11 @@ impl<'a> Setup<'a> {
         }
         errors
     }
+}
+
+/// By its name: the step that made it may not have learned its index.
+fn delete_link_named(name: &str) -> io::Result<()> {
+    kernel::link_named(name)?.map_or(Ok(()), |(link, ..)| kernel::delete_link(link.index))
 }
 
 /// Why a step failed.
@@ -304,24 +309,25 @@ fn former_settings(plan: &Plan) -> io::Result<String> {
 /// # Errors
 /// What could not be removed.
 pub fn tear_down(name: &str) -> io::Result<()> {
-    let mut errors = Vec::new();
-    // Closing this waits until what the table had is freed; that has happened when the interface is gone.
-    let mut nft = Nft::default();
-    errors.extend(nft.remove_table(Ruleset::table(name)).err());
-    let Some((link, ..)) = kernel::link_named(name)? else {
-        return errors.into_iter().next().map_or(Ok(()), Err);
-    };
+    let link = kernel::link_named(name)?.map(|(link, ..)| link);
     // Another interface with this name is none of ours.
-    if !link.alias.starts_with(ALIAS) {
+    if link.as_ref().is_some_and(|link| !link.alias.starts_with(ALIAS)) {
         return Ok(());
     }
-    let others =
-        kernel::facts()?.links.into_iter().filter(|other| other.alias.starts_with(ALIAS) && other.index != link.index);
+    let index = link.as_ref().map_or(0, |link| link.index);
+    let others = kernel::facts()?.links.into_iter();
+    let others = others.filter(|other| other.alias.starts_with(ALIAS) && other.index != index);
     let next = others.map(|other| other.index).min();
-    errors.extend(kernel::delete_rules(Some(link.index)).err());
-    errors.extend(kernel::delete_link(link.index).err());
+    let mut errors = Vec::new();
+    if link.is_some() {
+        errors.extend(kernel::delete_rules(Some(index)).err());
+        errors.extend(kernel::delete_link(index).err());
+    }
+    // After the interface, which without it would be open to hosts outside.
+    errors.extend(Nft::default().remove_table(Ruleset::table(name)).err());
     errors.extend(match next {
-        None => restore(&link.alias).err(),
+        // One that went by itself, as with its master, has taken the former settings with it.
+        None => restore(link.map(|link| link.alias).as_deref().unwrap_or(ALIAS)).err(),
         Some(next) => promote(next).err(),
     });
     errors.into_iter().next().map_or(Ok(()), Err)

@@ -168,9 +168,12 @@ impl KnownCluster {
             }
             Change::Policies(Update::Changed(key, _)) if key.kind != PolicyKind::Assignment => false,
             Change::Policies(update) => {
-                let is_own = matches!(&update, Update::Changed(key, _) | Update::Removed(key) if is_own(&key.name));
-                // One that the watch of the task has not shown yet is news when it does.
-                put(&mut self.policies, update) && is_own
+                // One that the watch of the task has not shown yet is news when it does; of one that is gone it knows no more.
+                let concerns = match &update {
+                    Update::Changed(key, _) => is_own(&key.name),
+                    Update::Replaced(_) | Update::Removed(_) => true,
+                };
+                put(&mut self.policies, update) && concerns
             }
             Change::Nodes(update) => {
                 let update = filled(update, |name| self.nodes.as_ref()?.get(name).cloned());

@@ -24,6 +24,23 @@ fn del_leaves_the_namespace_as_it_was() {
 }
 
 #[test]
+fn del_after_the_interface_is_gone_brings_the_routes_back() {
+    let world = World::new();
+    let routes = || {
+        let list = |arguments: &[&str]| world.netns("router").exec("ip", arguments).expect("a list");
+        [list(&["route"]), list(&["-6", "route"]), list(&["rule"]), list(&["-6", "rule"])]
+    };
+    let before = routes();
+    world.added(&usual());
+    // As with its master.
+    world.ip("router", "link del net1");
+    assert!(world.call("DEL", &usual().to_string(), &[]).is_success);
+    assert_eq!(routes(), before);
+    let tables = world.netns("router").exec("nft", &["list", "tables"]).expect("a list");
+    assert_eq!(tables, "");
+}
+
+#[test]
 fn an_interface_of_another_kind_is_left_alone() {
     let world = World::new();
     let answer = world.call("ADD", &usual().to_string(), &[("CNI_IFNAME", "eth0")]);
