@@ -125,6 +125,17 @@ pub enum Selected {
     SpecialRoutes,
 }
 
+impl fmt::Display for Selected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::From(address) => write!(f, "from {address}"),
+            Self::Marked => write!(f, "connections through the router"),
+            Self::MarkedReply => write!(f, "their replies"),
+            Self::SpecialRoutes => write!(f, "everything with a route more special than a default one"),
+        }
+    }
+}
+
 /// A rule to add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewRule {

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 
 use crate::kernel;
 use crate::neighbours::Probe;
-use crate::plan::{ALIAS, NewRoute, NewRule, PRIMARY_TABLE, Plan, Route, router_table};
+use crate::plan::{ALIAS, NewRoute, NewRule, PRIMARY_TABLE, Plan, Route, any, router_table};
 use crate::ruleset::{Marks, Ruleset};
 
 /// One change of a pod's namespace.
@@ -52,13 +52,18 @@ impl fmt::Display for Step {
             Self::ProbeAddresses => write!(f, "ask for other hosts with the addresses"),
             Self::AddAddress(net) => write!(f, "add address {net}"),
             Self::AddRoute(route) => write!(f, "add route {route} in table {:?}", route.table),
-            Self::AddRule(rule) => write!(f, "add rule {:?} for table {:?}", rule.selected, rule.table),
-            Self::KeepRoute(route) => write!(f, "keep the default route of {:?} for replies", route.family),
-            Self::DeleteRoute(route) => write!(f, "remove the default route of {:?}", route.family),
+            Self::AddRule(rule) => write!(f, "add rule: {} by table {:?}", rule.selected, rule.table),
+            Self::KeepRoute(route) => write!(f, "keep the default route {} for replies", shown(route)),
+            Self::DeleteRoute(route) => write!(f, "remove the default route {}", shown(route)),
             Self::AddTable => write!(f, "add the nftables table"),
             Self::Announce => write!(f, "announce the addresses"),
         }
     }
+}
+
+fn shown(route: &Route) -> String {
+    let gateway = route.gateway.map_or(String::new(), |gateway| format!(" via {gateway}"));
+    format!("{}{gateway}", any(route.family))
 }
 
 /// How a step is taken back.

@@ -1,4 +1,4 @@
-//! `egress-router check-host`: tries everything that a router needs, in a network namespace of its own that nobody sees.
+//! `egress-router check-host`: tries everything that a router needs, in a network namespace of its own.
 
 use std::io;
 

@@ -208,7 +208,7 @@ fn check_finds_what_has_changed() {
         (
             "rule del priority 28101 from 10.128.6.47",
             "rule add priority 28101 from 10.128.6.47 lookup 1701969920 proto 102",
-            "From(10.128.6.47)",
+            "from 10.128.6.47",
         ),
     ];
     // The default route goes with the address.
