@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use egress_cni::{Added, CniCall, CniError, Command, NetworkConfiguration, code, result, versions};
+use egress_core::model::node::mac_text;
 use egress_datapath::devices::interfaces::is_up;
 use egress_datapath::nftables::Nft;
 use egress_datapath::nftables::message::NftBatch;
@@ -194,7 +195,7 @@ fn added(plan: &Plan, mac: [u8; 6], sandbox: &str) -> Added {
     let routes = plan.gateways.iter().filter(|_| plan.is_first);
     Added {
         name: plan.name.clone(),
-        mac: check::text(mac),
+        mac: mac_text(mac),
         sandbox: sandbox.to_owned(),
         mtu: plan.mtu,
         addresses: plan.addresses.iter().map(|net| (*net, gateway(net))).collect(),

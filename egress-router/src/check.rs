@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 
-use egress_core::model::node::Mac;
+use egress_core::model::node::mac_text;
 use nix::sched::{CloneFlags, unshare};
 use rtnetlink::{LinkMessageBuilder, LinkVeth};
 use serde_json::Value;
@@ -52,7 +52,7 @@ pub fn differences(plan: &Plan, previous: &Value, home: &File) -> io::Result<Vec
     differs("the index of its master", format!("{master:?}"), format!("{:?}", Some(plan.master.index)));
     differs("its MTU", link.mtu.to_string(), plan.mtu.to_string());
     if let Some(should) = listed_mac(previous, &plan.name) {
-        differs("its MAC address", text(mac), should.to_ascii_lowercase());
+        differs("its MAC address", mac_text(mac), should.to_ascii_lowercase());
     }
     if !link.alias.starts_with(ALIAS) {
         all.push(format!("the interface has the alias {:?}, which none of a router has", link.alias));
@@ -111,8 +111,4 @@ fn listed_mac<'a>(previous: &'a Value, name: &str) -> Option<&'a str> {
         .iter()
         .find(|one| one["name"] == name && one["sandbox"].as_str().is_some_and(|path| !path.is_empty()));
     with_sandbox?["mac"].as_str()
-}
-
-pub fn text(mac: Mac) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use egress_core::model::node::Mac;
+use egress_core::model::node::{Mac, mac_text};
 use egress_datapath::announce::frames::{
     ETHERTYPE_ARP, ETHERTYPE_IPV6, announcement, claimant, multicast_mac, probe, solicited_node,
 };
@@ -73,11 +73,13 @@ impl Probe {
                 self.sockets.iter().map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN)).collect();
             poll(&mut ready, PollTimeout::from(left))?;
             for socket in &self.sockets {
-                while let Some(length) = received(socket, &mut frame)? {
+                // A neighbour may send without an end.
+                while Instant::now() < deadline {
+                    let Some(length) = received(socket, &mut frame)? else { break };
                     let heard = frame.get(..length).unwrap_or_default();
                     let claim = claimant(heard, self.mac).filter(|claim| self.addresses.contains(&claim.address));
                     if let Some(claim) = claim {
-                        let by = claim.mac.map(|byte| format!("{byte:02x}")).join(":");
+                        let by = mac_text(claim.mac);
                         return Ok(Some(format!("{} is in use by the host with MAC address {by}", claim.address)));
                     }
                 }
@@ -89,7 +91,7 @@ impl Probe {
     /// one waits until no CPU uses it, and the pod would wait for that.
     pub fn announce(self) -> io::Result<()> {
         self.send(|address| announcement(self.mac, address).to_vec())?;
-        let mac = self.mac.map(|byte| format!("{byte:02x}")).join(":");
+        let mac = mac_text(self.mac);
         for socket in &self.sockets {
             fcntl(socket.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
         }

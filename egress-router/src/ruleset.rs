@@ -41,11 +41,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use egress_core::model::state::{Family, family_of};
+use egress_datapath::nftables::key;
 use egress_datapath::nftables::message::{
     Base, ChainHook, ChainType, Comparison, ConnectionKey, DELETE_TABLE, DESTINATION_NAT, ESTABLISHED, MetaKey,
     NEW_TABLE, NatType, NftBatch, ORIGINAL, PRIORITY_AFTER_NAT, PRIORITY_DESTINATION_NAT, PRIORITY_FILTER,
     PRIORITY_SOURCE_NAT, RELATED, REPLY, RejectWith, RuleBuilder, RuleVerdict, SetType,
 };
+use egress_datapath::nftables::networks::range;
 use ipnet::IpNet;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
@@ -195,19 +197,18 @@ impl Ruleset {
         let redirects = self.redirects.ports.iter().filter(|((of, ..), _)| *of == family.family);
         let pairs: Vec<(Vec<u8>, Vec<u8>)> = redirects
             .map(|((_, protocol, port), to)| {
-                let key = [&[*protocol as u8, 0, 0, 0][..], &port.to_be_bytes(), &[0; 2]].concat();
-                (key, [octets(to.ip()), to.port().to_be_bytes().to_vec(), vec![0; 2]].concat())
+                let service = [&[*protocol as u8, 0, 0, 0][..], &port.to_be_bytes(), &[0; 2]].concat();
+                (service, [key(to.ip()), to.port().to_be_bytes().to_vec(), vec![0; 2]].concat())
             })
             .collect();
         let value = SetType { shown_as: family.address.shown_as << 6 | 13, length: family.address.length + 4 };
         batch.map(family.redirects, family.number, SERVICE, value);
         for some in pairs.chunks(ELEMENTS_AT_ONCE) {
-            batch.pairs(family.redirects, some.iter().map(|(key, value)| (key.as_slice(), value.as_slice())));
+            batch.pairs(family.redirects, some.iter().map(|(service, to)| (service.as_slice(), to.as_slice())));
         }
         let networks: Vec<IpNet> = self.networks(family).collect();
         batch.range_set(family.allowed, family.number + 1, family.address);
-        let ranges: Vec<(Vec<u8>, Option<Vec<u8>>)> =
-            IpNet::aggregate(&networks).iter().map(|net| (octets(net.network()), after(net))).collect();
+        let ranges: Vec<(Vec<u8>, Option<Vec<u8>>)> = IpNet::aggregate(&networks).iter().map(range).collect();
         for some in ranges.chunks(ELEMENTS_AT_ONCE) {
             batch.ranges(family.allowed, some.iter().map(|(first, end)| (first.as_slice(), end.as_deref())));
         }
@@ -246,7 +247,7 @@ impl Ruleset {
                 rule.meta(MetaKey::TransportProtocol, Comparison::NotEqual, &[ICMP]);
                 rule.meta(MetaKey::TransportProtocol, Comparison::NotEqual, &[ICMPV6]);
                 rule.set_connection_mark(marks.router);
-                rule.nat_to(NatType::Destination, family.protocol, &octets(*fallback));
+                rule.nat_to(NatType::Destination, family.protocol, &key(*fallback));
             });
         }
     }
@@ -312,7 +313,7 @@ impl Ruleset {
                 );
             }
         }
-        refuse(batch, chain, |_| {});
+        refuse(batch, chain);
     }
 
     /// Accepts what is allowed.
@@ -351,7 +352,7 @@ impl Ruleset {
                     begin(rule);
                     rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[family.protocol]);
                     rule.load(Base::Network, family.destination, family.address.length);
-                    rule.masked(&octets(one.network.netmask()), &octets(one.network.network()));
+                    rule.masked(&key(one.network.netmask()), &key(one.network.network()));
                     rule.meta(MetaKey::TransportProtocol, Comparison::Equal, &[protocol as u8]);
                     if let Some((first, last)) = one.ports {
                         destination_port(rule);
@@ -404,7 +405,7 @@ impl Ruleset {
             rule.verdict(RuleVerdict::Accept);
         });
         self.allow(batch, chain, families, |_| {}, |_| {});
-        refuse(batch, chain, |_| {});
+        refuse(batch, chain);
     }
 
     /// The address of the router, unless a process has chosen another one of them.
@@ -420,14 +421,14 @@ impl Ruleset {
                 batch.rule(chain, |rule| {
                     rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[family.protocol]);
                     rule.load(Base::Network, family.source, family.address.length);
-                    rule.compare(Comparison::Equal, &octets(*address));
+                    rule.compare(Comparison::Equal, &key(*address));
                     rule.verdict(RuleVerdict::Accept);
                 });
             }
             let Some(first) = addresses.first() else { continue };
             batch.rule(chain, |rule| {
                 rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[family.protocol]);
-                rule.nat_to(NatType::Source, family.protocol, &octets(*first));
+                rule.nat_to(NatType::Source, family.protocol, &key(*first));
             });
         }
     }
@@ -438,35 +439,14 @@ fn destination_port(rule: &mut RuleBuilder<'_>) {
 }
 
 /// A client learns at once that it may not.
-fn refuse(batch: &mut NftBatch, chain: &str, begin: impl Fn(&mut RuleBuilder<'_>)) {
+fn refuse(batch: &mut NftBatch, chain: &str) {
     batch.rule(chain, |rule| {
-        begin(rule);
         rule.meta(MetaKey::TransportProtocol, Comparison::Equal, &[TCP]);
         rule.plain("counter");
         rule.reject(RejectWith::TcpReset);
     });
     batch.rule(chain, |rule| {
-        begin(rule);
         rule.plain("counter");
         rule.reject(RejectWith::Prohibited);
     });
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
-}
-
-/// The address after the last one of a network, if there is one.
-fn after(net: &IpNet) -> Option<Vec<u8>> {
-    let mut bytes = octets(net.broadcast());
-    for byte in bytes.iter_mut().rev() {
-        *byte = byte.wrapping_add(1);
-        if *byte != 0 {
-            return Some(bytes);
-        }
-    }
-    None
 }

@@ -189,7 +189,7 @@ fn guard(batch: &mut NftBatch, chain: &str, mgmt_port: &str, seen: u32) {
     }
 }
 
-pub(crate) fn key(pod: IpAddr) -> Vec<u8> {
+pub fn key(pod: IpAddr) -> Vec<u8> {
     match pod {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),

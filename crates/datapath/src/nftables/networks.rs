@@ -236,7 +236,7 @@ fn is_reply(rule: &mut RuleBuilder<'_>) {
 }
 
 /// The first address of a network, and the one after its last.
-fn range(net: &IpNet) -> (Vec<u8>, Option<Vec<u8>>) {
+pub fn range(net: &IpNet) -> (Vec<u8>, Option<Vec<u8>>) {
     let end = match net.broadcast() {
         IpAddr::V4(last) => u32::from(last).checked_add(1).map(|end| end.to_be_bytes().to_vec()),
         IpAddr::V6(last) => u128::from(last).checked_add(1).map(|end| end.to_be_bytes().to_vec()),
