@@ -36,7 +36,8 @@ pub fn facts() -> io::Result<NamespaceFacts> {
     for (index, net) in addresses()? {
         links.iter_mut().filter(|link| link.index == index).for_each(|link| link.addresses.push(net));
     }
-    Ok(NamespaceFacts { links, default_routes: default_routes(RouteHeader::RT_TABLE_MAIN.into())? })
+    let main = RouteHeader::RT_TABLE_MAIN.into();
+    Ok(NamespaceFacts { links, default_routes: default_routes(main)?, networks: networks(main)? })
 }
 
 fn dump<M: Parseable<[u8]>>(message: RouteNetlinkMessage) -> io::Result<Vec<M>> {
@@ -246,6 +247,33 @@ pub fn default_routes(table: u32) -> io::Result<Vec<Route>> {
                 message.header.protocol == RouteProtocol::Kernel && message.header.kind != RouteType::Unicast;
             if is_default && !is_kernels {
                 found.push(route(family, message));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The destinations of all other routes of a table, each with the index of an interface that it leads by.
+fn networks(table: u32) -> io::Result<Vec<(u32, IpNet)>> {
+    let mut found = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        for message in routes(family)? {
+            let length = message.header.destination_prefix_length;
+            if length == 0 || table_of(&message) != table || message.header.kind != RouteType::Unicast {
+                continue;
+            }
+            let destination = message.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+                RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+                _ => None,
+            });
+            let Some(net) = destination.and_then(|address| IpNet::new(address, length).ok()) else { continue };
+            for attribute in &message.attributes {
+                match attribute {
+                    RouteAttribute::Oif(index) => found.push((*index, net)),
+                    RouteAttribute::MultiPath(hops) => found.extend(hops.iter().map(|hop| (hop.interface_index, net))),
+                    _ => {}
+                }
             }
         }
     }

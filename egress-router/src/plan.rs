@@ -12,11 +12,12 @@
 //! | 32766 | everything | main: default route by the gateway of the pod's first router |
 //!
 //! So a client is answered by the way that it came, whether or not its network is among `clusterNetworks`; these only say where
-//! the pod's own connections go.
+//! the pod's own connections go. A process can choose the address of the primary interface, which is a reply's too, so that the
+//! rules of nftables refuse what begins there and has no destination of its own in the main table ([`inside`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use egress_cni::{CniError, code};
@@ -70,6 +71,8 @@ pub struct NamespaceFacts {
     pub links: Vec<LinkFacts>,
     /// Of the main table, those without a destination.
     pub default_routes: Vec<Route>,
+    /// The destinations of the other routes of the main table, with the index of the interface.
+    pub networks: Vec<(u32, IpNet)>,
 }
 
 impl NamespaceFacts {
@@ -206,8 +209,7 @@ pub fn plan(
         warnings.push("the pod has no other interface, so it routes for no client".to_owned());
     }
     let is_inside = |target: &IpAddr| config.cluster_networks.iter().any(|net| net.contains(target));
-    let inside: BTreeSet<IpAddr> = addressing.redirects.targets().filter(is_inside).collect();
-    if let Some(target) = inside.first() {
+    if let Some(target) = addressing.redirects.targets().find(is_inside) {
         return Err(invalid(format!("redirect: {target} is in a network of the cluster, where no router leads")));
     }
     let is_ours = |index: u32| pod.link(index).is_some_and(|link| link.alias.starts_with(ALIAS));
@@ -224,7 +226,7 @@ pub fn plan(
         rules: Vec::new(),
         ruleset: Ruleset::new(
             name,
-            primary.as_ref().map(|primary| primary.name.as_str()),
+            primary.as_ref().map(|primary| (primary.name.as_str(), inside(config, master, pod, primary.index))),
             &addresses,
             addressing,
             config,
@@ -280,11 +282,9 @@ impl Plan {
                 continue;
             }
             let networks = config.cluster_networks.iter().filter(|net| family_of(net.addr()) == family);
-            let of_node = self.master.addresses.iter().map(|net| IpNet::from(net.addr()));
-            let of_node: Vec<IpNet> =
-                of_node.filter(|net| family_of(net.addr()) == family && is_global(net.addr())).collect();
-            let kept = networks.copied().chain(of_node);
-            self.routes.extend(kept.filter(|_| !former.is_empty()).map(|destination| NewRoute {
+            let of_node = of_node(&self.master).filter(|net| family_of(net.addr()) == family);
+            let kept: Vec<IpNet> = networks.copied().chain(of_node).collect();
+            self.routes.extend(kept.into_iter().filter(|_| !former.is_empty()).map(|destination| NewRoute {
                 table: Table::Main,
                 destination,
                 gateway,
@@ -327,6 +327,25 @@ fn is_global(address: IpAddr) -> bool {
         IpAddr::V4(address) => !address.is_link_local() && !address.is_loopback(),
         IpAddr::V6(address) => !address.is_unicast_link_local() && !address.is_loopback(),
     }
+}
+
+/// The addresses of the node on the router's master, which a bridge of macvlan interfaces does not reach.
+fn of_node(master: &LinkFacts) -> impl Iterator<Item = IpNet> {
+    master.addresses.iter().map(IpNet::addr).filter(|address| is_global(*address)).map(IpNet::from)
+}
+
+/// Where the pod's processes may connect to by the primary interface: the networks that its routes name, before and after ADD, and
+/// groups of hosts on its link.
+fn inside(config: &RouterConfig, master: &LinkFacts, pod: &NamespaceFacts, primary: u32) -> Vec<IpNet> {
+    let of_routes = pod.networks.iter().filter(|(index, _)| *index == primary).map(|(_, net)| *net);
+    of_routes.chain(config.cluster_networks.iter().copied()).chain(of_node(master)).chain(on_link()).collect()
+}
+
+/// What no router forwards: 224.0.0.0/24 (RFC 5771), the limited broadcast (RFC 919), ff02::/16 (RFC 4291).
+fn on_link() -> [IpNet; 3] {
+    let v4 = |address, length| IpNet::V4(Ipv4Net::new_assert(address, length));
+    let v6 = Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0), 16);
+    [v4(Ipv4Addr::new(224, 0, 0, 0), 24), v4(Ipv4Addr::BROADCAST, 32), IpNet::V6(v6)]
 }
 
 /// The node's interface below that of the router, and why it is that one.

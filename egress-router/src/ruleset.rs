@@ -5,6 +5,7 @@
 //!     flowtable fast { hook ingress priority 0; devices = { eth0, net1 }; }
 //!     map redirect4 { type inet_proto . inet_service : ipv4_addr . inet_service; }
 //!     set allowed4 { type ipv4_addr; flags interval; }
+//!     set inside4 { type ipv4_addr; flags interval; }
 //!     chain redirect { type nat hook prerouting priority dstnat;
 //!         iifname != eth0 accept
 //!         meta nfproto ipv4 tcp dport 8080 accept                          # localPorts
@@ -26,13 +27,18 @@
 //!         counter reject
 //!     }
 //!     chain input { type filter hook input priority filter; iifname net1: established and ICMP only }
-//!     chain output { type filter hook output priority filter; oifname net1: established, ICMPv6, and @allowed4 only }
+//!     chain output { type filter hook output priority filter;
+//!         oifname eth0: established, and @inside4 only
+//!         oifname net1: established, untracked, and @allowed4 only
+//!     }
 //!     chain masquerade { type nat hook postrouting priority srcnat; oifname net1 snat ip to 192.168.12.99 }
 //! }
 //! ```
 //!
 //! - **The reverse door is shut**: a host of the external network gets answers of connections that began on this side, and nothing
 //!   else, neither through the router nor from its own sockets.
+//! - **No process of the pod gets past the router**: one that binds to the first interface, or to its address, reaches what that
+//!   interface has routes to, and answers clients.
 //! - Redirects cost one lookup, however many they are.
 //! - `accept` ends one chain, so that routers of one pod, each with a table, do not decide for each other.
 //! - Connections that are established are forwarded from device to device where the kernel has flow tables.
@@ -45,7 +51,7 @@ use egress_datapath::nftables::key;
 use egress_datapath::nftables::message::{
     Base, ChainHook, ChainType, Comparison, ConnectionKey, DELETE_TABLE, DESTINATION_NAT, ESTABLISHED, MetaKey,
     NEW_TABLE, NatType, NftBatch, ORIGINAL, PRIORITY_AFTER_NAT, PRIORITY_DESTINATION_NAT, PRIORITY_FILTER,
-    PRIORITY_SOURCE_NAT, RELATED, REPLY, RejectWith, RuleBuilder, RuleVerdict, SetType,
+    PRIORITY_SOURCE_NAT, RELATED, REPLY, RejectWith, RuleBuilder, RuleVerdict, SetType, UNTRACKED,
 };
 use egress_datapath::nftables::networks::range;
 use ipnet::IpNet;
@@ -68,10 +74,12 @@ struct OfFamily {
     protocol: u8,
     redirects: &'static str,
     allowed: &'static str,
+    inside: &'static str,
     address: SetType,
     /// Offset of the destination in the IP header.
     destination: u32,
     source: u32,
+    /// Of the first of its three sets.
     number: u32,
 }
 
@@ -81,6 +89,7 @@ const FAMILIES: [OfFamily; 2] = [
         protocol: 2,
         redirects: "redirect4",
         allowed: "allowed4",
+        inside: "inside4",
         address: SetType { shown_as: 7, length: 4 },
         destination: 16,
         source: 12,
@@ -91,10 +100,11 @@ const FAMILIES: [OfFamily; 2] = [
         protocol: 10,
         redirects: "redirect6",
         allowed: "allowed6",
+        inside: "inside6",
         address: SetType { shown_as: 8, length: 16 },
         destination: 24,
         source: 8,
-        number: 3,
+        number: 4,
     },
 ];
 
@@ -106,6 +116,8 @@ const SERVICE: SetType = SetType { shown_as: 12 << 6 | 13, length: 8 };
 pub struct Ruleset {
     interface: String,
     primary: Option<String>,
+    /// Where the pod's processes may connect to by the primary interface.
+    inside: Vec<IpNet>,
     addresses: BTreeMap<Family, Vec<IpAddr>>,
     redirects: Redirects,
     /// What may be reached by the pod itself, and by others through it where nothing is redirected; everything if `None`.
@@ -125,7 +137,7 @@ pub struct Marks {
 impl Ruleset {
     pub fn new(
         interface: &str,
-        primary: Option<&str>,
+        primary: Option<(&str, Vec<IpNet>)>,
         addresses: &[IpNet],
         addressing: &Addressing,
         config: &RouterConfig,
@@ -136,7 +148,8 @@ impl Ruleset {
         }
         Self {
             interface: interface.to_owned(),
-            primary: primary.map(str::to_owned),
+            primary: primary.as_ref().map(|(name, _)| (*name).to_owned()),
+            inside: primary.map(|(_, inside)| inside).unwrap_or_default(),
             addresses: by_family,
             redirects: addressing.redirects.clone(),
             allowed: addressing.allowed.clone(),
@@ -166,6 +179,9 @@ impl Ruleset {
             FAMILIES.iter().filter(|family| self.addresses.contains_key(&family.family)).collect();
         for family in &families {
             self.maps(&mut batch, family);
+        }
+        for family in FAMILIES.iter().filter(|_| self.primary.is_some()) {
+            ranges(&mut batch, family, (family.inside, family.number + 2), self.inside.iter().copied());
         }
         if let Some(primary) = &self.primary {
             batch.chain_of(ChainType::Nat, "redirect", ChainHook::Prerouting, PRIORITY_DESTINATION_NAT);
@@ -206,19 +222,9 @@ impl Ruleset {
         for some in pairs.chunks(ELEMENTS_AT_ONCE) {
             batch.pairs(family.redirects, some.iter().map(|(service, to)| (service.as_slice(), to.as_slice())));
         }
-        let networks: Vec<IpNet> = self.networks(family).collect();
-        batch.range_set(family.allowed, family.number + 1, family.address);
-        let ranges: Vec<(Vec<u8>, Option<Vec<u8>>)> = IpNet::aggregate(&networks).iter().map(range).collect();
-        for some in ranges.chunks(ELEMENTS_AT_ONCE) {
-            batch.ranges(family.allowed, some.iter().map(|(first, end)| (first.as_slice(), end.as_deref())));
-        }
-    }
-
-    /// The networks that are allowed as a whole.
-    fn networks(&self, family: &OfFamily) -> impl Iterator<Item = IpNet> {
-        let all = self.allowed.iter().flatten().filter(|one| one.protocol.is_none());
-        let family = family.family;
-        all.map(|one| one.network).filter(move |net| family_of(net.addr()) == family)
+        // Those that are allowed as a whole.
+        let whole = self.allowed.iter().flatten().filter(|one| one.protocol.is_none()).map(|one| one.network);
+        ranges(batch, family, (family.allowed, family.number + 1), whole);
     }
 
     fn redirect(&self, batch: &mut NftBatch, primary: &str, families: &[&OfFamily], marks: Marks) {
@@ -313,7 +319,7 @@ impl Ruleset {
                 );
             }
         }
-        refuse(batch, chain);
+        refuse(batch, chain, |_| {});
     }
 
     /// Accepts what is allowed.
@@ -391,6 +397,24 @@ impl Ruleset {
 
     fn output(&self, batch: &mut NftBatch, families: &[&OfFamily]) {
         let (chain, own) = ("output", self.interface.as_str());
+        if let Some(primary) = &self.primary {
+            batch.rule(chain, |rule| {
+                rule.outgoing_interface(Comparison::Equal, primary);
+                rule.connection_has(ConnectionKey::State, ESTABLISHED | RELATED);
+                rule.verdict(RuleVerdict::Accept);
+            });
+            // Of both families: one without an address of the router has the same hole.
+            for family in &FAMILIES {
+                batch.rule(chain, |rule| {
+                    rule.outgoing_interface(Comparison::Equal, primary);
+                    rule.meta(MetaKey::NetworkProtocol, Comparison::Equal, &[family.protocol]);
+                    rule.load(Base::Network, family.destination, family.address.length);
+                    rule.is_in(family.inside, family.number + 2);
+                    rule.verdict(RuleVerdict::Accept);
+                });
+            }
+            refuse(batch, chain, |rule| rule.outgoing_interface(Comparison::Equal, primary));
+        }
         batch.rule(chain, |rule| {
             rule.outgoing_interface(Comparison::NotEqual, own);
             rule.verdict(RuleVerdict::Accept);
@@ -399,13 +423,14 @@ impl Ruleset {
             rule.connection_has(ConnectionKey::State, ESTABLISHED | RELATED);
             rule.verdict(RuleVerdict::Accept);
         });
-        // Neighbour discovery and multicast listener reports.
+        // Neighbour discovery and multicast listener reports, of which conntrack keeps no connection.
         batch.rule(chain, |rule| {
             rule.meta(MetaKey::TransportProtocol, Comparison::Equal, &[ICMPV6]);
+            rule.connection_has(ConnectionKey::State, UNTRACKED);
             rule.verdict(RuleVerdict::Accept);
         });
         self.allow(batch, chain, families, |_| {}, |_| {});
-        refuse(batch, chain);
+        refuse(batch, chain, |_| {});
     }
 
     /// The address of the router, unless a process has chosen another one of them.
@@ -438,14 +463,26 @@ fn destination_port(rule: &mut RuleBuilder<'_>) {
     rule.load(Base::Transport, 2, 2);
 }
 
+/// A set of the networks of one family; its name and its number.
+fn ranges(batch: &mut NftBatch, of: &OfFamily, (name, number): (&str, u32), networks: impl Iterator<Item = IpNet>) {
+    let networks: Vec<IpNet> = networks.filter(|net| family_of(net.addr()) == of.family).collect();
+    batch.range_set(name, number, of.address);
+    let ranges: Vec<(Vec<u8>, Option<Vec<u8>>)> = IpNet::aggregate(&networks).iter().map(range).collect();
+    for some in ranges.chunks(ELEMENTS_AT_ONCE) {
+        batch.ranges(name, some.iter().map(|(first, end)| (first.as_slice(), end.as_deref())));
+    }
+}
+
 /// A client learns at once that it may not.
-fn refuse(batch: &mut NftBatch, chain: &str) {
+fn refuse(batch: &mut NftBatch, chain: &str, begin: impl Fn(&mut RuleBuilder<'_>)) {
     batch.rule(chain, |rule| {
+        begin(rule);
         rule.meta(MetaKey::TransportProtocol, Comparison::Equal, &[TCP]);
         rule.plain("counter");
         rule.reject(RejectWith::TcpReset);
     });
     batch.rule(chain, |rule| {
+        begin(rule);
         rule.plain("counter");
         rule.reject(RejectWith::Prohibited);
     });

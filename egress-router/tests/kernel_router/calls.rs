@@ -210,6 +210,8 @@ fn check_finds_what_has_changed() {
             "rule add priority 28101 from 10.128.6.47 lookup 1701969920 proto 102",
             "from 10.128.6.47",
         ),
+        // One that the rules do not know.
+        ("route add 172.20.0.0/24 dev eth0", "route del 172.20.0.0/24 dev eth0", "set inside4 lacks 2 elements"),
     ];
     // The default route goes with the address.
     for (change, back, says) in &changes[1..] {

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use serde_json::json;
 
 use crate::skips::skipped;
-use crate::world::{World, address, config, usual};
+use crate::world::{Bound, World, address, config, usual};
 
 #[test]
 fn a_client_reaches_a_server_with_the_address_of_the_router() {
@@ -101,6 +101,56 @@ fn the_other_family_does_not_leave_past_the_router() {
     let error = world.connect("router", "[2001:db8:113::26]:80").expect_err("no router of IPv6");
     assert!(matches!(error.kind(), ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable), "{error}");
     assert_eq!(world.connect("router", "[fd01::48]:7000").expect("within the cluster"), address("fd01::47"));
+}
+
+#[test]
+fn a_process_that_chooses_the_first_interface_does_not_get_past_the_router() {
+    let world = World::new();
+    let _servers = [
+        world.serve("server", "0.0.0.0:80"),
+        world.serve("server", "[2001:db8:113::26]:80"),
+        world.serve("client", "0.0.0.0:7000"),
+        world.serve("client", "[fd01::48]:7000"),
+        world.serve("router", "0.0.0.0:9090"),
+    ];
+    world.ip("server", "route add 10.128.6.0/23 via 192.168.12.2");
+    world.ip("server", "route add fd01::/64 via 2001:db8:12::2");
+    // A part of the cluster's network that only a route of the CNI plugin names.
+    world.ip("client", "addr add 172.20.0.9/32 dev lo");
+    world.ip("node", "route add 172.20.0.9 via 10.128.6.48");
+    world.ip("router", "route add 172.20.0.0/24 via 10.128.6.1");
+    let outside = [
+        (Bound::Address("10.128.6.47"), "203.0.113.26:80"),
+        (Bound::Device("eth0"), "203.0.113.26:80"),
+        (Bound::Address("fd01::47"), "[2001:db8:113::26]:80"),
+        (Bound::Device("eth0"), "[2001:db8:113::26]:80"),
+    ];
+    for (bound, to) in outside {
+        assert!(world.connect_bound("router", bound, to).is_ok(), "{bound:?}: before");
+    }
+    // With a router of one family, the other one has no way past it either.
+    world.added(&config(&["192.168.12.99/24"], json!({"allow": ["198.51.100.0/24"]})));
+    for (bound, to) in outside {
+        let error = world.connect_bound("router", bound, to).expect_err("only by the router, which does not allow it");
+        let is_refused = matches!(
+            error.kind(),
+            ErrorKind::ConnectionRefused | ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable
+        );
+        assert!(is_refused, "{bound:?} {to}: {error}");
+    }
+    for (bound, to) in [
+        (Bound::Address("10.128.6.47"), "10.128.6.48:7000"),
+        (Bound::Device("eth0"), "172.20.0.9:7000"),
+        (Bound::Address("fd01::47"), "[fd01::48]:7000"),
+    ] {
+        let source = if to.starts_with('[') { "fd01::47" } else { "10.128.6.47" };
+        assert_eq!(world.connect_bound("router", bound, to).expect("inside"), address(source), "{bound:?}");
+    }
+    // A client of a network that no route names is answered.
+    world.ip("client", "addr add 172.21.0.9/32 dev lo");
+    world.ip("node", "route add 172.21.0.9 via 10.128.6.48");
+    let answered = world.connect_bound("client", Bound::Address("172.21.0.9"), "10.128.6.47:9090");
+    assert_eq!(answered.expect("an answer"), address("172.21.0.9"));
 }
 
 #[test]

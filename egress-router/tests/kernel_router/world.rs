@@ -9,8 +9,9 @@
 //! The servers have 203.0.113.26 and 2001:db8:113::26; the first one is the node's default route.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -18,6 +19,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use egress_lab::Netns;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
 use serde_json::{Value, json};
 
 static WORLDS: AtomicU32 = AtomicU32::new(0);
@@ -259,6 +264,39 @@ impl World {
     }
 }
 
+/// What a process binds its socket to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bound<'a> {
+    Address(&'a str),
+    Device(&'a str),
+}
+
+impl World {
+    /// As [`World::connect`], by a process that chooses where its packets leave; a timeout is [`io::ErrorKind::WouldBlock`].
+    pub(crate) fn connect_bound(&self, from: &str, bound: Bound<'_>, to: &str) -> Result<IpAddr, io::Error> {
+        let to = SockaddrStorage::from(to.parse::<SocketAddr>().expect("an address and a port"));
+        let said = self.netns(from).run(|| {
+            Ok((|| {
+                let family = to.family().unwrap_or(AddressFamily::Inet);
+                let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+                setsockopt(&socket, sockopt::SendTimeout, &TimeVal::new(PATIENCE.as_secs().cast_signed(), 0))?;
+                match bound {
+                    Bound::Address(text) => {
+                        bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(address(text), 0)))?;
+                    }
+                    Bound::Device(name) => setsockopt(&socket, sockopt::BindToDevice, &name.into())?,
+                }
+                connect(socket.as_raw_fd(), &to)?;
+                let (mut stream, mut text) = (TcpStream::from(socket), String::new());
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.read_to_string(&mut text)?;
+                Ok::<_, io::Error>(text)
+            })())
+        });
+        Ok(address(&said.expect("the namespace is there")?))
+    }
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         for name in &self.names {
@@ -274,7 +312,6 @@ pub(crate) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        use std::os::fd::AsRawFd;
         // Ends the wait for clients.
         let _ended = nix::sys::socket::shutdown(self.stop.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         self.thread.take().map(JoinHandle::join);

@@ -104,6 +104,7 @@ pub enum Base {
 /// States of a packet's connection (`NF_CT_STATE_BIT`).
 pub const ESTABLISHED: u32 = 1 << 1;
 pub const RELATED: u32 = 1 << 2;
+pub const UNTRACKED: u32 = 1 << 6;
 /// The destination is translated (`IPS_DST_NAT`).
 pub const DESTINATION_NAT: u32 = 1 << 5;
 
