@@ -51,7 +51,7 @@ pub fn answer(call: &CniCall, input: &str) -> Result<Option<Value>, CniError> {
 
 fn add(call: &CniCall, configuration: &NetworkConfiguration) -> Result<Value, CniError> {
     let pod = pod_of(call);
-    let config = RouterConfig::of(&configuration.fields, pod)?;
+    let config = RouterConfig::of(&node_files::with_defaults(&configuration.fields)?, pod)?;
     let (addressing, removed) = resolved(&config, pod)?;
     removed.iter().for_each(|what| warn!("the overrides do not allow {what}"));
     let io = |what: &str, error: std::io::Error| CniError::new(code::IO, format!("cannot {what}: {error}"));
@@ -147,7 +147,7 @@ fn check(call: &CniCall, configuration: &NetworkConfiguration) -> Result<(), Cni
     let previous = configuration
         .previous_result()
         .ok_or_else(|| CniError::new(code::INVALID_CONFIGURATION, "prevResult: CHECK needs the result of ADD"))?;
-    let config = RouterConfig::of(&configuration.fields, pod_of(call))?;
+    let config = RouterConfig::of(&node_files::with_defaults(&configuration.fields)?, pod_of(call))?;
     let (addressing, _) = resolved(&config, pod_of(call))?;
     let io = |error: std::io::Error| CniError::new(code::IO, format!("cannot look at the pod: {error}"));
     let node = namespace::own().map_err(io)?;

@@ -23,9 +23,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Set up the eBPF toolchain and build the eBPF object and the agent
+    /// Set up the eBPF toolchain and build the eBPF object, the agent and the egress router
     Build(egress_toolchain::BuildArgs),
-    /// Make a container image of egress-agent: one static binary on an empty base
+    /// Make a container image of egress-agent and egress-router: two static binaries on an empty base
     Image(egress_toolchain::ImageArgs),
     /// Bring up the lab with real agents and play the story of an egress IP on it
     Run(egress_scenarios::story::StoryArgs),

@@ -1,5 +1,7 @@
 //! The protocol between container runtimes and CNI plugins (<https://www.cni.dev/docs/spec/>, versions 0.3.0 to 1.1.0): what a
-//! runtime asks in the environment, and what a plugin answers on standard output. Pure.
+//! runtime asks in the environment, and what a plugin answers on standard output. Pure, but for the files of plugins on a node.
+
+pub mod files;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
-//! `cargo xtask image`: one static binary on an empty base, as an OCI image.
+//! `cargo xtask image`: two static binaries on an empty base, as an OCI image.
 //!
-//! The binary is built for musl, of the architecture of this machine: nothing here names one. `umoci`, from the distribution's
+//! The binaries are built for musl, of the architecture of this machine: nothing here names one. `umoci`, from the distribution's
 //! packages, makes the image; no engine runs and no registry is asked. There are two forms of it below `target/image`: an OCI
 //! layout (`oci`, for `skopeo copy`), and the same in one file (for `ctr images import`, `podman load` and
 //! `kind load image-archive`).
@@ -17,13 +17,13 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::command::{Progress, cargo, output, run};
+use super::command::{Progress, output, run};
 use super::packages::{self, Purpose};
-use super::{BuildArgs, Paths, ensure_object};
+use super::{BuildArgs, Paths, binaries, ensure_object};
 
 #[derive(Args, Clone, Debug)]
 pub struct ImageArgs {
-    /// Build egress-agent without optimisations: quicker, for trying the image
+    /// Build the binaries without optimisations: quicker, for trying the image
     #[arg(long)]
     dev: bool,
     /// Never install a distribution package or a toolchain component: name what is missing and stop
@@ -37,7 +37,7 @@ const NAME: &str = "egress-agent";
 const LOCAL: &str = "localhost";
 /// Also the tag.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Where the binary is in the image.
+/// Where the agent is in the image.
 pub const BINARY: &str = "/usr/bin/egress-agent";
 /// Mount points of the DaemonSet, and what every runtime mounts: the root is read-only.
 const FOLDERS: [&str; 7] = ["bpf", "dev", "etc/egress-agent", "proc", "run/egress-agent", "sys", "usr/bin"];
@@ -111,13 +111,13 @@ pub fn image(args: &ImageArgs) -> Result<()> {
     let paths = Paths::find()?;
     packages::ensure(Purpose::Image, !args.no_install)?;
     ensure_object(&paths, &BuildArgs { no_install: args.no_install, ..BuildArgs::default() }, &progress)?;
-    let binary = static_binary(&paths, args.dev, args.no_install, &progress)?;
+    let binaries = static_binaries(&paths, args.dev, args.no_install, &progress)?;
     let image = Image::expected(&paths);
     if image.folder.exists() {
         fs::remove_dir_all(&image.folder).with_context(|| format!("remove {}", image.folder.display()))?;
     }
     let root = image.folder.join("root");
-    lay_out(&root, &binary)?;
+    lay_out(&root, &binaries)?;
     assemble(&image, &root)?;
     fs::remove_dir_all(&root)?;
     image.pack()?;
@@ -125,24 +125,21 @@ pub fn image(args: &ImageArgs) -> Result<()> {
     Ok(())
 }
 
-/// Linked with everything that it needs, so that it runs on nothing.
-pub(crate) fn static_binary(paths: &Paths, dev: bool, no_install: bool, progress: &Progress) -> Result<PathBuf> {
+/// egress-agent and egress-router, linked with everything that they need, so that they run on nothing.
+pub(crate) fn static_binaries(paths: &Paths, dev: bool, no_install: bool, progress: &Progress) -> Result<[PathBuf; 2]> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     ensure_target(&target, !no_install)?;
-    progress.step(&format!("building egress-agent for {target}; the first time takes some minutes"));
-    let mut command = cargo();
-    command.args(["build", "--package", NAME, "--bin", NAME, "--target", &target]);
-    if !dev {
-        command.arg("--release");
-    }
-    run(command.current_dir(&paths.root)).context("build egress-agent for the image")?;
+    progress.step(&format!("building egress-agent and egress-router for {target}; the first time takes some minutes"));
     let profile = if dev { "debug" } else { "release" };
-    let binary = paths.target.join(&target).join(profile).join(NAME);
-    let bytes = fs::read(&binary).with_context(|| format!("read {}", binary.display()))?;
-    if names_an_interpreter(&bytes)? {
-        bail!("{} wants a dynamic linker, which the image does not have", binary.display());
+    let arguments: &[&str] = if dev { &["--target", &target] } else { &["--target", &target, "--release"] };
+    let built = binaries::build(&paths.root, arguments, &paths.target.join(&target).join(profile), progress)?;
+    for binary in &built {
+        let bytes = fs::read(binary).with_context(|| format!("read {}", binary.display()))?;
+        if names_an_interpreter(&bytes)? {
+            bail!("{} wants a dynamic linker, which the image does not have", binary.display());
+        }
     }
-    Ok(binary)
+    Ok(built)
 }
 
 fn ensure_target(target: &str, install: bool) -> Result<()> {
@@ -178,13 +175,17 @@ pub fn names_an_interpreter(file: &[u8]) -> Result<bool> {
     read().context("this is no ELF file of 64 bits")
 }
 
-fn lay_out(root: &Path, binary: &Path) -> Result<()> {
+fn lay_out(root: &Path, binaries: &[PathBuf]) -> Result<()> {
     for folder in FOLDERS {
         fs::create_dir_all(root.join(folder))?;
     }
     let place = root.join(BINARY.trim_start_matches('/'));
-    fs::copy(binary, &place)?;
-    Ok(fs::set_permissions(&place, fs::Permissions::from_mode(0o755))?)
+    for binary in binaries {
+        let place = place.with_file_name(binary.file_name().context("a binary without a name")?);
+        fs::copy(binary, &place)?;
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
 }
 
 fn assemble(image: &Image, root: &Path) -> Result<()> {

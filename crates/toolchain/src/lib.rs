@@ -3,11 +3,12 @@
 //! 1. `compiler` finds a Rust compiler for `bpfel-unknown-none`: one with the sources of `core`, or one with a ready-made `core`;
 //!    else `debian` fetches one into the target folder (`debs`).
 //! 2. `linker` builds bpf-linker against that compiler's libLLVM: another LLVM may misread the bitcode.
-//! 3. `object` builds `egress-ebpf`, `agent` builds egress-agent, which embeds the object, and `image` makes an image of it.
+//! 3. `object` builds `egress-ebpf`, `binaries` builds egress-agent, which embeds the object, and egress-router, and `image` makes
+//!    an image of both.
 //!
 //! `packages` installs distribution packages for run time (nft, tcpdump, ...).
 
-mod agent;
+mod binaries;
 mod command;
 mod compiler;
 mod debian;
@@ -26,13 +27,13 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 pub use command::{Progress, cargo, is_root, output, run};
-use image::static_binary;
+use image::static_binaries;
 pub use image::{BINARY, Image, ImageArgs, image, names_an_interpreter};
 pub use paths::Paths;
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct BuildArgs {
-    /// Build egress-agent with optimisations
+    /// Build egress-agent and egress-router with optimisations
     #[arg(long)]
     pub release: bool,
     /// Never install a distribution package or a toolchain component: name what is missing and stop
@@ -48,38 +49,44 @@ pub struct BuildArgs {
 pub struct Built {
     /// The egress-agent binary.
     pub agent: PathBuf,
-    /// The eBPF object that the binary embeds.
+    /// The egress-router binary.
+    pub router: PathBuf,
+    /// The eBPF object that the agent embeds.
     pub object: PathBuf,
 }
 
 impl Built {
     /// The paths, whether or not anything was built.
     pub fn expected(paths: &Paths, release: bool) -> Self {
-        Self { agent: agent::binary(paths, release), object: paths.object() }
+        let folder = paths.target.join(if release { "release" } else { "debug" });
+        Self { agent: folder.join(binaries::AGENT), router: folder.join(binaries::ROUTER), object: paths.object() }
     }
 }
 
 pub fn build(args: &BuildArgs) -> Result<()> {
     let progress = Progress::start();
     let built = ensure_built(args, &progress)?;
-    progress.step(&format!("ready: {}, {}", built.agent.display(), built.object.display()));
+    let ready = [&built.agent, &built.router, &built.object].map(|path| path.display().to_string());
+    progress.step(&format!("ready: {}", ready.join(", ")));
     Ok(())
 }
 
 /// Brings the object and the agent up to date. The lab, the story and the tests begin with this.
 pub fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     let paths = Paths::find()?;
-    let object = ensure_object(&paths, args, progress)?;
-    let agent = agent::build(&paths, args.release, progress)?;
-    Ok(Built { agent, object })
+    ensure_object(&paths, args, progress)?;
+    let built = Built::expected(&paths, args.release);
+    let arguments: &[&str] = if args.release { &["--release"] } else { &[] };
+    binaries::build(&paths.root, arguments, built.agent.parent().unwrap_or(&paths.target), progress)?;
+    Ok(built)
 }
 
-/// The same, with the agent as the image has it: optimised, and linked with musl.
+/// The same, with the binaries as the image has them: optimised, and linked with musl.
 pub fn ensure_built_static(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     let paths = Paths::find()?;
     let object = ensure_object(&paths, args, progress)?;
-    let agent = static_binary(&paths, false, args.no_install, progress)?;
-    Ok(Built { agent, object })
+    let [agent, router] = static_binaries(&paths, false, args.no_install, progress)?;
+    Ok(Built { agent, router, object })
 }
 
 /// Builds the object of a copy of this clone's sources, with this clone's compiler and linker.

@@ -3,11 +3,12 @@
 //! A CNI may rewrite its file, so the chain is checked again and again. Files are replaced atomically: a runtime reads either the
 //! old or the new one.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use egress_cni::files;
 use serde_json::{Value, json};
 
 use crate::cni::PLUGIN;
@@ -108,11 +109,8 @@ fn text(chain: &Value) -> Vec<u8> {
 pub fn add_program(folder: &Path, program: &Path) -> Result<Option<PathBuf>, ChainError> {
     let path = folder.join(PLUGIN);
     let wanted = fs::read(program).map_err(of(program))?;
-    if fs::read(&path).is_ok_and(|there| there == wanted) {
-        return Ok(None);
-    }
-    write(&path, &wanted, 0o755)?;
-    Ok(Some(path))
+    let is_written = files::ensure(&path, &wanted, 0o755).map_err(of(&path))?;
+    Ok(is_written.then_some(path))
 }
 
 /// Removes the program. Returns its path if it existed.
@@ -121,35 +119,14 @@ pub fn add_program(folder: &Path, program: &Path) -> Result<Option<PathBuf>, Cha
 /// It cannot be removed.
 pub fn remove_program(folder: &Path) -> Result<Option<PathBuf>, ChainError> {
     let path = folder.join(PLUGIN);
-    match fs::remove_file(&path) {
-        Ok(()) => Ok(Some(path)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(of(&path)(error)),
-    }
+    let is_removed = files::remove(&path).map_err(of(&path))?;
+    Ok(is_removed.then_some(path))
 }
 
 /// Keeps the permissions of the file.
 fn replace(path: &Path, content: &[u8]) -> Result<(), ChainError> {
     let mode = fs::metadata(path).map_err(of(path))?.permissions().mode();
-    write(path, content, mode)
-}
-
-/// Writes atomically, even across a loss of power. Runtimes ignore names that begin with a dot.
-fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), ChainError> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    let written = (|| {
-        let mut file = File::create(&beside)?;
-        file.write_all(content)?;
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    })();
-    written.map_err(|error| {
-        // An incomplete file is of no use.
-        drop(fs::remove_file(&beside));
-        of(path)(error)
-    })
+    files::replace(path, content, mode).map_err(of(path))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use clap::Args;
 use egress_cni::NetworkConfiguration;
 use egress_router::call::{Attachment, plan_of, resolved};
 use egress_router::config::RouterConfig;
-use egress_router::namespace;
 use egress_router::setup::steps;
+use egress_router::{namespace, node_files};
 use serde_json::json;
 
 use super::{ConfigArgs, said};
@@ -30,7 +30,8 @@ pub(super) fn run(args: &ExplainArgs) -> Result<(), String> {
     fields.entry("cniVersion").or_insert_with(|| json!("1.1.0"));
     let text = serde_json::Value::Object(fields).to_string();
     let configuration = NetworkConfiguration::of(&text).map_err(|error| said(&error))?;
-    let config = RouterConfig::of(&configuration.fields, pod).map_err(|error| said(&error))?;
+    let fields = node_files::with_defaults(&configuration.fields).map_err(|error| said(&error))?;
+    let config = RouterConfig::of(&fields, pod).map_err(|error| said(&error))?;
     let (addressing, removed) = resolved(&config, pod).map_err(|error| said(&error))?;
     let node = namespace::own().map_err(|error| format!("cannot open the node's namespace: {error}"))?;
     let netns = namespace::of_container(&args.netns, &node).map_err(|error| said(&error))?;

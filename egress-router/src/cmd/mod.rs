@@ -2,6 +2,7 @@
 
 mod check_host;
 mod explain;
+mod install;
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -13,6 +14,7 @@ use egress_cni::CniError;
 use egress_router::config::source::{Place, Source};
 use egress_router::config::{PodName, RouterConfig};
 use egress_router::neighbours::{REPEAT, repeat};
+use egress_router::node_files;
 use serde_json::{Map, Value};
 
 #[derive(Parser)]
@@ -36,6 +38,12 @@ enum SubCommand {
     Explain(explain::ExplainArgs),
     /// Say whether this node has what routers need
     CheckHost,
+    /// Install the plugin on a node, with defaults for its routers
+    Install(install::InstallArgs),
+    /// Remove what `install` has written
+    Uninstall(install::PlaceArgs),
+    /// Wait for a signal: the container of a router pod, whose work the kernel does
+    Pause,
     #[command(hide = true, name = REPEAT)]
     Repeat { index: u32, mac: String, addresses: Vec<IpAddr> },
 }
@@ -56,6 +64,9 @@ impl Cli {
             SubCommand::Validate(args) => validate(&args),
             SubCommand::Explain(args) => explain::run(&args),
             SubCommand::CheckHost => check_host::run(),
+            SubCommand::Install(args) => install::install(&args),
+            SubCommand::Uninstall(args) => install::uninstall(&args),
+            SubCommand::Pause => install::pause(),
             SubCommand::Repeat { index, mac, addresses } => {
                 announcements(index, &mac, &addresses);
                 Ok(())
@@ -113,6 +124,7 @@ fn said(error: &CniError) -> String {
 
 fn validate(args: &ConfigArgs) -> Result<(), String> {
     let (fields, pod) = (args.fields()?, args.pod()?);
+    let fields = node_files::with_defaults(&fields).map_err(|error| said(&error))?;
     let config = RouterConfig::of(&fields, pod).map_err(|error| said(&error))?;
     config.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
     match &config.source {
@@ -126,4 +138,65 @@ fn validate(args: &ConfigArgs) -> Result<(), String> {
         },
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
+    use super::*;
+
+    /// The lines of the containers with their variables, each as the flag that it stands for.
+    #[test]
+    fn this_program_understands_its_manifests() {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/egress-router");
+        let read = |path: &str| -> Value {
+            let text = std::fs::read_to_string(deploy.join(path)).expect("a manifest");
+            serde_yaml::from_str(&text).expect("YAML")
+        };
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        let settings = |path: &str| -> Vec<(String, String)> {
+            let literals = list(&read(path)["configMapGenerator"][0]["literals"]);
+            literals
+                .iter()
+                .filter_map(|one| text(one).split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned())))
+                .collect()
+        };
+        let given = [settings("base/kustomization.yaml"), settings("configmaps/kustomization.yaml")].concat();
+        assert_eq!(given.len(), 3);
+        let pod = &read("base/daemonset.yaml")["spec"]["template"]["spec"];
+        let containers = [list(&pod["initContainers"]), list(&pod["containers"])].concat();
+        assert_eq!(containers.len(), 2);
+        for container in containers {
+            let mut line = vec![text(&container["command"][0])];
+            assert_eq!(line, ["/usr/bin/egress-router"]);
+            line.extend(list(&container["args"]).iter().map(text));
+            let own = list(&container["env"]);
+            let own = own.iter().map(|one| (text(&one["name"]), text(&one["value"])));
+            let (definition, name) = (Cli::command(), line[1].clone());
+            let command = definition.find_subcommand(&name).expect("a subcommand");
+            for (variable, value) in own.chain(given.clone()) {
+                let argument =
+                    command.get_arguments().find(|one| one.get_env().is_some_and(|env| env == variable.as_str()));
+                let argument = argument.unwrap_or_else(|| panic!("no flag has the variable {variable}"));
+                let long = argument.get_long().expect("a flag");
+                line.push(if argument.get_action().takes_values() {
+                    format!("--{long}={value}")
+                } else {
+                    format!("--{long}")
+                });
+            }
+            let matches = Cli::command().try_get_matches_from(line).unwrap_or_else(|error| panic!("{error}"));
+            assert!(matches!(Cli::from_arg_matches(&matches).expect("parsed").command, SubCommand::Install(_)));
+        }
+        for patch in list(&read("cleanup/kustomization.yaml")["patches"]) {
+            let patch: Value = serde_yaml::from_str(&text(&patch["patch"])).expect("YAML");
+            for operation in list(&patch) {
+                let line = list(&operation["value"]);
+                let line = [vec!["egress-router".to_owned()], line.iter().map(text).collect()].concat();
+                assert!(matches!(Cli::try_parse_from(line).expect("parsed").command, SubCommand::Uninstall(_)));
+            }
+        }
+    }
 }

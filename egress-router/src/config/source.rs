@@ -8,9 +8,12 @@ use serde_json::{Map, Value};
 
 use super::destinations::{Allowed, Redirects};
 use super::{Addressing, PodName, Problems};
+use crate::node_files::{CONFIG_DIR, FOLDER, KUBECONFIG};
 
 /// The kubeconfig that the installation leaves on the node.
-pub const DEFAULT_KUBECONFIG: &str = "/etc/cni/net.d/egress-router.d/egress-router.kubeconfig";
+fn default_kubeconfig() -> PathBuf {
+    [CONFIG_DIR, FOLDER, KUBECONFIG].iter().collect()
+}
 
 /// Where the addresses of a router come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +68,7 @@ impl Problems {
         let path = "ipConfig.";
         let (name, file) = (self.text(config, path, "name"), self.text(config, path, "file"));
         let namespace = self.text(config, path, "namespace").or_else(|| pod.namespace.map(str::to_owned));
-        let kubeconfig = self.text(all, "", "kubeconfig").unwrap_or_else(|| DEFAULT_KUBECONFIG.to_owned());
-        let kubeconfig = PathBuf::from(kubeconfig);
+        let kubeconfig = self.text(all, "", "kubeconfig").map_or_else(default_kubeconfig, PathBuf::from);
         let place = match (name, file, namespace) {
             (Some(_), Some(_), _) => Err("only one of name and file may be given"),
             (None, None, _) => Err("name, of a ConfigMap, or file is needed"),
@@ -274,7 +276,7 @@ mod tests {
     #[test]
     fn a_config_map_is_of_the_pods_namespace() {
         let place = elsewhere(&json!({"name": "routers"})).place;
-        let kubeconfig = PathBuf::from(DEFAULT_KUBECONFIG);
+        let kubeconfig = default_kubeconfig();
         assert_eq!(place, Place::ConfigMap { namespace: "red".into(), name: "routers".into(), kubeconfig });
         assert_eq!(elsewhere(&json!({"file": "/etc/routers"})).place, Place::File("/etc/routers".into()));
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -138,6 +138,40 @@ fn every_overlay_renders() -> Result<()> {
     Ok(())
 }
 
+/// The plugin, with a kubeconfig, and its removal.
+const ROUTER: [&str; 3] = ["egress-router/base", "egress-router/configmaps", "egress-router/cleanup"];
+
+#[test]
+fn the_manifests_of_the_egress_router_render() -> Result<()> {
+    if !has_kubectl("the_manifests_of_the_egress_router_render") {
+        return Ok(());
+    }
+    for folder in ROUTER {
+        let all = documents(&rendered(folder)?)?;
+        let [set] = workloads(&all).context(folder)?[..] else { bail!("{folder}: one DaemonSet") };
+        ensure!(set["spec"]["selector"]["matchLabels"] == selected(set), "{folder}: it does not select its pods");
+        let mut lines = Vec::new();
+        for container in containers(set) {
+            let image = container["image"].as_str().unwrap_or_default();
+            ensure!(image == "localhost/egress-agent:0.1.0", "{folder}: the image is {image}");
+            ensure!(container["securityContext"]["capabilities"] == json!({"drop": ["ALL"]}), "{folder}: capabilities");
+            lines.push(container["args"].clone());
+        }
+        let verb = if folder.ends_with("cleanup") { "uninstall" } else { "install" };
+        ensure!(lines == [json!([verb, "--stay"]), json!([verb])], "{folder}: {lines:?}");
+        let settings = all.iter().find(|one| one["kind"] == "ConfigMap").context("settings")?;
+        let has_account = folder.ends_with("configmaps");
+        ensure!((settings["data"]["EGRESS_ROUTER_KUBECONFIG"] == "true") == has_account, "{folder}: {settings}");
+        let pod = &set["spec"]["template"]["spec"];
+        ensure!(pod["automountServiceAccountToken"] == has_account, "{folder}: its token");
+        let may_read = all.iter().filter(|one| one["kind"] == "ClusterRole").map(|one| one["rules"].clone());
+        let may_read: Vec<Value> = may_read.collect();
+        let wanted = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]);
+        ensure!(may_read == vec![wanted; usize::from(has_account)], "{folder}: {may_read:?}");
+    }
+    Ok(())
+}
+
 /// What `kustomize edit set image egress-agent=...` writes into an overlay must be the image of all its containers.
 #[test]
 fn an_overlay_sets_the_image() -> Result<()> {
@@ -235,8 +269,10 @@ fn a_real_server_takes_every_overlay() -> Result<()> {
     }
     let server = TestedServer::start()?;
     // A dry run makes no namespace for what is in it.
-    server.kubectl_with("apply -f -", &fs::read_to_string(deploy().join("base/namespace.yaml"))?)?;
-    for folder in OVERLAYS {
+    for namespace in ["base/namespace.yaml", "egress-router/base/namespace.yaml"] {
+        server.kubectl_with("apply -f -", &fs::read_to_string(deploy().join(namespace))?)?;
+    }
+    for folder in OVERLAYS.into_iter().chain(ROUTER) {
         let objects = of_kubernetes(&rendered(folder)?);
         let taken = server.kubectl_with("apply --dry-run=server --validate=strict -f -", &objects)?;
         ensure!(taken.lines().count() == documents(&objects)?.len(), "{folder}: {taken}");

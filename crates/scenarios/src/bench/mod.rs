@@ -26,6 +26,7 @@ mod prog_run;
 mod programs;
 mod report;
 mod requests;
+mod router;
 mod samples;
 mod stalls;
 
@@ -143,7 +144,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 
 /// The machinery runs: every program gets the intended packet and ends as intended. Figures are not checked.
 pub fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("bench_programs_run_as_named", Duration::from_secs(120), try_programs).alone()]
+    vec![
+        LabTest::new("bench_programs_run_as_named", Duration::from_secs(120), try_programs).alone(),
+        LabTest::new("bench_egress_router_forwards", Duration::from_secs(120), try_router).alone(),
+    ]
 }
 
 fn try_programs(_context: &LabContext) -> Result<()> {
@@ -153,6 +157,22 @@ fn try_programs(_context: &LabContext) -> Result<()> {
     for path in ["path out, hot", "path out, IPv6, hot"] {
         ensure!(results.cells.iter().any(|cell| cell.work.starts_with(path)), "{path}: not summed up");
     }
+    print!("{}", report::table(&results));
+    Ok(())
+}
+
+/// Each peer's pod forwards, and the plugins set up and take down. In a guest this is the measurement.
+fn try_router(context: &LabContext) -> Result<()> {
+    let effort = Effort {
+        quick: true,
+        works: vec![Work::EgressRouter],
+        rounds: 3,
+        cell: Duration::from_millis(200),
+        under_load: None,
+    };
+    let mut results = Results::default();
+    let prefix = format!("er{}", std::process::id());
+    router::measure(&context.built, &prefix, cpu::reserve()?, &effort, &|line| println!("{line}"), &mut results)?;
     print!("{}", report::table(&results));
     Ok(())
 }
@@ -180,6 +200,9 @@ fn measure(
     }
     if effort.works.contains(&Work::Limits) {
         limits::measure(built, prefix, cores, effort.under_load.unwrap_or(limits::USUAL), say, results)?;
+    }
+    if effort.works.contains(&Work::EgressRouter) {
+        router::measure(built, prefix, cores, effort, say, results)?;
     }
     // The last one, since it takes all of this process to the agent's CPU.
     if effort.works.contains(&Work::Stalls) {

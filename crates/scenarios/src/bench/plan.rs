@@ -115,10 +115,12 @@ pub(super) enum Work {
     Stalls,
     /// What passes of a pod with a bandwidth limit of 10 Mbit/s to 10 Gbit/s (two minutes, not in a default run)
     Limits,
+    /// Packets through an egress router's pod, and its ADD and DEL (two minutes, not in a default run)
+    EgressRouter,
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 15] = [
         Self::TcpRr,
         Self::TcpCrr,
         Self::UdpRr,
@@ -133,6 +135,7 @@ impl Work {
         Self::Isolation,
         Self::Stalls,
         Self::Limits,
+        Self::EgressRouter,
     ];
 
     /// What the names of its rows begin with.
@@ -152,6 +155,7 @@ impl Work {
             Self::Isolation => "isolation",
             Self::Stalls => "stalls",
             Self::Limits => "limits",
+            Self::EgressRouter => "egress router",
         }
     }
 
@@ -159,7 +163,7 @@ impl Work {
         match self {
             Self::TcpRr | Self::TcpCrr | Self::UdpRr | Self::TcpRr6 => "requests/s",
             Self::TcpUp | Self::TcpDown | Self::Limits => "Mbit/s",
-            Self::Forwarding | Self::Forwarding6 | Self::Cores | Self::Churn => "packets/s",
+            Self::Forwarding | Self::Forwarding6 | Self::Cores | Self::Churn | Self::EgressRouter => "packets/s",
             Self::Programs => "ns",
             Self::Isolation | Self::Stalls => "ms",
         }
@@ -167,7 +171,7 @@ impl Work {
 
     /// Whether it is measured where nothing is asked for: what takes minutes has to be.
     pub(super) const fn is_default(self) -> bool {
-        !matches!(self, Self::Isolation | Self::Stalls | Self::Limits)
+        !matches!(self, Self::Isolation | Self::Stalls | Self::Limits | Self::EgressRouter)
     }
 
     pub(super) const fn family(self) -> Family {
@@ -190,7 +194,7 @@ impl Work {
             | Self::Forwarding6
             | Self::Cores
             | Self::Churn => true,
-            Self::Programs | Self::Isolation | Self::Stalls | Self::Limits => false,
+            Self::Programs | Self::Isolation | Self::Stalls | Self::Limits | Self::EgressRouter => false,
         }
     }
 }

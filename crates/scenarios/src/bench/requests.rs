@@ -103,7 +103,8 @@ pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> R
             | Work::Programs
             | Work::Isolation
             | Work::Stalls
-            | Work::Limits => {
+            | Work::Limits
+            | Work::EgressRouter => {
                 anyhow::bail!("this work needs no sockets")
             }
         }

@@ -172,6 +172,7 @@ impl KernelRun<'_> {
             called(&mut archive, &CALLED_ON_LAB)?;
             let there = Built::expected(&Paths { target: PathBuf::from(TARGET), ..self.paths.clone() }, false);
             archive.program(&there.agent.to_string_lossy(), &self.built.agent)?;
+            archive.program(&there.router.to_string_lossy(), &self.built.router)?;
             archive.tree(&self.paths.root.join("deploy"))?;
             archive.file(Path::new(AUTHORITIES))?;
             plan.suites.push(suite_on_lab(&request.on_lab));
@@ -286,7 +287,8 @@ fn suite_on_lab(tests: &[String]) -> Suite {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .to_vec(),
         needs_symbol: None,
-        is_shown: false,
+        // What is measured is worth reading.
+        is_shown: tests.iter().any(|test| test.starts_with("bench_")),
     }
 }
 

@@ -1,0 +1,31 @@
+//! egress-agent, with the eBPF object in it, and egress-router.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::command::{Progress, cargo, run};
+
+/// The packages, each with a binary of its name.
+pub(super) const AGENT: &str = "egress-agent";
+pub(super) const ROUTER: &str = "egress-router";
+
+/// Builds both with these arguments of cargo; the folder is where it puts them then.
+pub(super) fn build(root: &Path, arguments: &[&str], folder: &Path, progress: &Progress) -> Result<[PathBuf; 2]> {
+    let binaries = [AGENT, ROUTER].map(|name| folder.join(name));
+    if !binaries.iter().all(|binary| binary.exists()) {
+        progress.step("building egress-agent and egress-router; the first time takes some minutes");
+    }
+    let mut command = cargo();
+    command.arg("build");
+    for name in [AGENT, ROUTER] {
+        command.args(["--package", name, "--bin", name]);
+    }
+    // One place for the binaries, also where a configuration file names a target.
+    command.env_remove("CARGO_BUILD_TARGET");
+    run(command.args(arguments).current_dir(root)).context("build egress-agent and egress-router")?;
+    if let Some(missing) = binaries.iter().find(|binary| !binary.exists()) {
+        bail!("cargo built no {}: is another target set in a configuration file of cargo?", missing.display());
+    }
+    Ok(binaries)
+}
