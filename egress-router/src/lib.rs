@@ -4,7 +4,9 @@
 pub mod call;
 pub mod check;
 pub mod config;
+pub mod import;
 pub mod kernel;
+pub mod manifests;
 pub mod namespace;
 pub mod neighbours;
 pub mod node_files;

@@ -5,6 +5,8 @@
 //!   left to the stack only where the rules allow it.
 //! - [`nat`]: sequences of packets, answers, errors, sweeps and changes on one node: both keys of a NAT entry exist
 //!   together, no two flows share a translated source, answers reach their flow, valid checksums stay valid.
+//! - [`router`]: any configuration of an egress router is refused or can be planned, with what administrators rely on, and an
+//!   entry of its lists means the same however it is written.
 //!
 //! The decisions are those of `egress-common`, and so are the maps as hash maps; the rewriting of bytes is a model
 //! ([`rewrite`]), and [`node`] joins them as the programs do. The program tests of egress-agent hold that model to the
@@ -19,10 +21,12 @@ pub mod nat;
 pub mod node;
 pub mod parsing;
 pub mod rewrite;
+mod router;
 
 pub use decision::decision;
 pub use nat::nat;
 pub use parsing::parsing;
+pub use router::router;
 
 /// A target by name.
 #[must_use]
@@ -31,6 +35,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "parsing" => parsing,
         "decision" => decision,
         "nat" => nat,
+        "router" => router,
         _ => return None,
     })
 }

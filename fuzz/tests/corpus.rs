@@ -52,3 +52,8 @@ fn decisions_hold_for_the_corpus() {
 fn nat_holds_for_the_corpus() {
     replay("nat");
 }
+
+#[test]
+fn routers_hold_for_the_corpus() {
+    replay("router");
+}

@@ -13,6 +13,7 @@ pub mod api_objects;
 pub mod apiserver;
 pub mod background;
 pub mod capture;
+pub mod cni_runtime;
 pub mod columns;
 pub mod confinement;
 pub mod cut;

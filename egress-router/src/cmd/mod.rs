@@ -2,6 +2,7 @@
 
 mod check_host;
 mod explain;
+mod import;
 mod install;
 
 use std::io::Read;
@@ -38,6 +39,8 @@ enum SubCommand {
     Explain(explain::ExplainArgs),
     /// Say whether this node has what routers need
     CheckHost,
+    /// Print objects for this plugin, made of those of other routers
+    Import(import::ImportArgs),
     /// Install the plugin on a node, with defaults for its routers
     Install(install::InstallArgs),
     /// Remove what `install` has written
@@ -64,6 +67,7 @@ impl Cli {
             SubCommand::Validate(args) => validate(&args),
             SubCommand::Explain(args) => explain::run(&args),
             SubCommand::CheckHost => check_host::run(),
+            SubCommand::Import(args) => import::run(&args),
             SubCommand::Install(args) => install::install(&args),
             SubCommand::Uninstall(args) => install::uninstall(&args),
             SubCommand::Pause => install::pause(),
@@ -93,13 +97,7 @@ fn announcements(index: u32, mac: &str, addresses: &[IpAddr]) {
 impl ConfigArgs {
     /// The fields of the configuration.
     fn fields(&self) -> Result<Map<String, Value>, String> {
-        let text = if self.file == Path::new("-") {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).map(|_| text)
-        } else {
-            std::fs::read_to_string(&self.file)
-        };
-        let text = text.map_err(|error| format!("cannot read {}: {error}", self.file.display()))?;
+        let text = read(&self.file)?;
         serde_json::from_str(&text).map_err(|error| format!("{} is no JSON object: {error}", self.file.display()))
     }
 
@@ -110,6 +108,17 @@ impl ConfigArgs {
             Some(Err(pod)) => Err(format!("--pod {pod}: not NAMESPACE/NAME")),
         }
     }
+}
+
+/// A file, or standard input for `-`.
+fn read(file: &Path) -> Result<String, String> {
+    let text = if file == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(file)
+    };
+    text.map_err(|error| format!("cannot read {}: {error}", file.display()))
 }
 
 /// One line for each problem.

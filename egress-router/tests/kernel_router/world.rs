@@ -12,13 +12,14 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use egress_lab::Netns;
+use egress_lab::{Netns, cni_runtime};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
 };
@@ -144,16 +145,9 @@ impl World {
             ("CNI_PATH", "/opt/cni/bin"),
         ]);
         all.extend(variables.iter().copied());
-        let output = self.netns("node").run(|| {
-            let mut plugin = Command::new(env!("CARGO_BIN_EXE_egress-router"));
-            plugin.env_clear().envs(all.iter().filter(|(_, value)| !value.is_empty()));
-            plugin.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            let mut child = plugin.spawn().context("start the plugin")?;
-            // One that needs no input may have ended.
-            let _ended = child.stdin.take().context("a pipe")?.write_all(config.as_bytes());
-            Ok(child.wait_with_output()?)
-        });
-        let output = output.expect("the plugin runs");
+        all.retain(|_, value| !value.is_empty());
+        let plugin = Path::new(env!("CARGO_BIN_EXE_egress-router"));
+        let output = cni_runtime::call(&self.netns("node"), plugin, &all, config).expect("the plugin runs");
         let text = String::from_utf8(output.stdout).expect("text");
         let json = if text.trim().is_empty() { Value::Null } else { serde_json::from_str(&text).expect("JSON") };
         let log = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -35,6 +35,8 @@ enum FuzzTarget {
     Decision,
     /// Stories of flows, answers, errors, sweeps and changes
     Nat,
+    /// Configurations of an egress router, and entries of their lists
+    Router,
     /// Stories of random packets through the programs on the kernel, compared with the model (root; no libFuzzer, no corpus)
     Kernel,
 }
@@ -45,6 +47,7 @@ impl FuzzTarget {
             Self::Parsing => "parsing",
             Self::Decision => "decision",
             Self::Nat => "nat",
+            Self::Router => "router",
             Self::Kernel => "kernel",
         }
     }

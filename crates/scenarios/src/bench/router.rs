@@ -10,9 +10,8 @@
 //! | `netfilter` | the two rules of the published plugin: DNAT where packets come in, SNAT where they leave |
 //! | `ours` | what `egress-router` sets up |
 
-use std::io::Write;
 use std::net::UdpSocket;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,6 +24,7 @@ use super::flood::{self, Ends, Flood};
 use super::plan::{Peer, Work};
 use super::samples::Results;
 use crate::prelude::*;
+use egress_lab::cni_runtime::attach;
 
 const PEERS: [Peer; 3] = [Peer::Plain, Peer::Netfilter, Peer::Ours];
 const NAMESPACES: [&str; 4] = ["client", "pod", "node", "server"];
@@ -208,23 +208,8 @@ impl World {
         self.netns(name).exec("ip", &arguments).map(drop)
     }
 
-    /// Calls a plugin as a runtime does.
     fn call(&self, plugin: &Path, command: &str, config: &Value) -> Result<()> {
-        let pod = self.netns("pod").path();
-        let folder = plugin.parent().unwrap_or(Path::new("/"));
-        let mut process = self.netns("node").command(&plugin.to_string_lossy());
-        process.env("CNI_COMMAND", command).env("CNI_CONTAINERID", "bench").env("CNI_IFNAME", "net1");
-        process.env("CNI_NETNS", pod).env("CNI_PATH", folder);
-        process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let config = config.to_string();
-        let output = self.netns("node").run(move || {
-            let mut child = process.spawn()?;
-            child.stdin.take().context("a pipe")?.write_all(config.as_bytes())?;
-            Ok(child.wait_with_output()?)
-        })?;
-        let said = [output.stdout, output.stderr].concat();
-        ensure!(output.status.success(), "{} {command}: {}", plugin.display(), String::from_utf8_lossy(&said));
-        Ok(())
+        attach(&self.netns("node"), &self.netns("pod"), plugin, command, config).map(drop)
     }
 
     /// Packets per second to the server and back, of connections that are established.

@@ -63,6 +63,7 @@ pub fn tests() -> Vec<LabTest> {
         test("story_succeeds_and_leaves_nothing", story::of_egress_ips),
         test("story_of_antrea_succeeds_and_leaves_nothing", story::of_antrea),
         test("story_of_cilium_succeeds_and_leaves_nothing", story::of_cilium),
+        test("story_of_the_egress_router_succeeds_and_leaves_nothing", story::of_the_egress_router),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),
         test("leader_loses_its_node", reachability::leader_loses_its_node),
         test("leader_that_hears_no_node", reachability::leader_that_hears_no_node_lets_another_lead),

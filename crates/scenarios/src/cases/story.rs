@@ -26,6 +26,10 @@ pub(super) fn of_cilium(context: &LabContext) -> Result<()> {
     succeeds(context, "cilium", "x")
 }
 
+pub(super) fn of_the_egress_router(context: &LabContext) -> Result<()> {
+    succeeds(context, "egress-router", "w")
+}
+
 fn succeeds(context: &LabContext, story: &str, prefix: &str) -> Result<()> {
     let prefix = format!("{prefix}{}", std::process::id());
     let folder = Path::new(FOLDER).join(&prefix);

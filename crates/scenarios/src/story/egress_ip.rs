@@ -41,11 +41,22 @@ fn with_egress(pod: &LabPod, to: IpAddr, addresses: &[IpAddr]) -> Option<BTreeSe
     if pod.namespace == SIMPSON && to.is_ipv4() { Some(addresses.iter().copied().collect()) } else { as_node(pod, to) }
 }
 
-fn assign(walkthrough: &mut Walkthrough, node: NodeNumber) -> Result<()> {
+pub(super) fn assign(walkthrough: &mut Walkthrough, node: NodeNumber) -> Result<()> {
     walkthrough.report.begin("A node is made assignable, and an EgressIP is applied");
     walkthrough.label(node, true)?;
     walkthrough.apply(&EGRESS_IP, "egressip-simpson.yaml")?;
     expect_on(walkthrough, OBJECT, FIRST, node)
+}
+
+/// How the world sees the pods then.
+pub(super) fn with_first(pod: &LabPod, to: IpAddr) -> Option<BTreeSet<IpAddr>> {
+    with_egress(pod, to, &[FIRST])
+}
+
+/// Takes both back.
+pub(super) fn withdraw(walkthrough: &mut Walkthrough, labelled: NodeNumber) -> Result<()> {
+    walkthrough.delete(&EGRESS_IP, OBJECT)?;
+    walkthrough.label(labelled, false)
 }
 
 fn expect_on(walkthrough: &mut Walkthrough, object: &str, address: IpAddr, node: NodeNumber) -> Result<()> {
@@ -56,7 +67,7 @@ fn expect_on(walkthrough: &mut Walkthrough, object: &str, address: IpAddr, node:
 
 fn selected(walkthrough: &mut Walkthrough) -> Result<()> {
     walkthrough.report.begin("After: selected pods of every node have the egress IP, the others their node's address");
-    walkthrough.expect_outside(|pod, to| with_egress(pod, to, &[FIRST]))
+    walkthrough.expect_outside(with_first)
 }
 
 fn ipv6(walkthrough: &mut Walkthrough) -> Result<()> {

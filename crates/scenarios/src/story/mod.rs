@@ -1,12 +1,13 @@
 //! The walkthrough that `cargo xtask run` plays: real agents on a real kernel, and a server outside that reports the source
 //! address of each request.
 //!
-//! `pods` lists the pods, `walkthrough` is the cluster and what the steps do on it, `egress_ip`, `antrea` and `cilium` are the stories,
-//! `steps` has what both do, `report` compares what was expected with what was seen.
+//! `pods` lists the pods, `walkthrough` is the cluster and what the steps do on it, `egress_ip`, `antrea`, `cilium` and
+//! `egress_router` are the stories, `steps` has what both do, `report` compares what was expected with what was seen.
 
 mod antrea;
 mod cilium;
 mod egress_ip;
+mod egress_router;
 mod hold;
 mod pods;
 mod report;
@@ -26,7 +27,7 @@ use walkthrough::Walkthrough;
 
 #[derive(Args)]
 pub struct StoryArgs {
-    /// Which API's story
+    /// Which API's story, or the router's
     #[arg(long, value_enum, default_value_t = StoryApi::EgressIp)]
     story: StoryApi,
     /// How many nodes
@@ -65,6 +66,8 @@ enum StoryApi {
     Antrea,
     /// CiliumEgressGatewayPolicy of Cilium
     Cilium,
+    /// The CNI plugin that makes a pod a router
+    EgressRouter,
 }
 
 impl StoryApi {
@@ -73,13 +76,14 @@ impl StoryApi {
             Self::EgressIp => egress_ip::play(walkthrough),
             Self::Antrea => antrea::play(walkthrough),
             Self::Cilium => cilium::play(walkthrough),
+            Self::EgressRouter => egress_router::play(walkthrough),
         }
     }
 
     /// Arguments of the controllers.
     fn arguments(self) -> &'static [&'static str] {
         match self {
-            Self::EgressIp => &[],
+            Self::EgressIp | Self::EgressRouter => &[],
             Self::Antrea => &["--antrea"],
             Self::Cilium => &["--cilium"],
         }
@@ -100,12 +104,15 @@ pub fn run(args: &StoryArgs) -> Result<()> {
     for purpose in [Purpose::Lab, Purpose::Traffic, Purpose::Programs] {
         packages::ensure(purpose, !args.build.no_install)?;
     }
-    let agent = match &args.agent {
-        Some(agent) => agent.clone(),
-        None => ensure_built(&args.build, &progress)?.agent,
+    let (agent, router) = match &args.agent {
+        Some(agent) => (agent.clone(), agent.with_file_name("egress-router")),
+        None => {
+            let built = ensure_built(&args.build, &progress)?;
+            (built.agent, built.router)
+        }
     };
     progress.step(&format!("lab: {} nodes with {} pods each", args.nodes, args.pods));
-    let mut walkthrough = set(args, agent, &paths, &progress)?;
+    let mut walkthrough = set(args, agent, router, &paths, &progress)?;
     let played = args.story.play(&mut walkthrough).context("the story broke off");
     if played.is_err() {
         yield_to_signal();
@@ -126,7 +133,7 @@ pub fn run(args: &StoryArgs) -> Result<()> {
 }
 
 /// Brings up everything that the story needs.
-fn set(args: &StoryArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Result<Walkthrough> {
+fn set(args: &StoryArgs, agent: PathBuf, router: PathBuf, paths: &Paths, progress: &Progress) -> Result<Walkthrough> {
     // Objects of a story that was broken off on the same server are removed first.
     let api = ApiChoice::new(args.kubeconfig.clone());
     let mut cluster = TestCluster::bring_up_on(lab_of(args, paths), &api, withdraw)?;
@@ -140,7 +147,7 @@ fn set(args: &StoryArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> 
     progress.step(&format!("{} agents started", cluster.agents.len()));
     let examples = paths.root.join("deploy/examples");
     let patience = Duration::from_secs(args.patience);
-    Ok(Walkthrough { capture, cluster, report: StoryReport::default(), examples, patience })
+    Ok(Walkthrough { capture, cluster, router, report: StoryReport::default(), examples, patience })
 }
 
 /// Packets are logged under the name of the programs' crate.

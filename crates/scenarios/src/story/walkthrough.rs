@@ -23,6 +23,8 @@ const SHOWN_LINES: usize = 12;
 pub(super) struct Walkthrough {
     pub(super) capture: Option<Capture>,
     pub(super) cluster: TestCluster,
+    /// The CNI plugin.
+    pub(super) router: PathBuf,
     pub(super) report: StoryReport,
     pub(super) examples: PathBuf,
     /// How long an assignment may take; its effects on traffic get a quarter of that.
