@@ -2,6 +2,7 @@
 //! sent. Needs root.
 
 mod calls;
+mod chain;
 mod failures;
 mod traffic;
 mod world;

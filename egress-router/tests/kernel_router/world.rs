@@ -117,6 +117,11 @@ impl World {
         self.attach(name, host);
     }
 
+    /// One that a plugin is to attach.
+    pub(crate) fn pod_without_interface(&mut self, name: &'static str) {
+        self.add(name);
+    }
+
     pub(crate) fn netns(&self, name: &str) -> Netns {
         Netns::new(&self.prefix, name)
     }

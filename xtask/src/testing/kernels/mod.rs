@@ -48,6 +48,9 @@ const CALLED: [&str; 6] = ["ip", "tc", "ss", "nft", "bpftool", "ping"];
 /// The tests of the CNI plugin, and the plugin.
 const ROUTER_TESTS: &str = "kernel_router";
 const ROUTER: &str = "egress-router";
+/// Plugins that they call before it, and where they look for them.
+const CHAINED: [&str; 2] = ["bridge", "host-local"];
+const PLUGINS: &str = "/usr/lib/cni";
 /// The same on the lab.
 const CALLED_ON_LAB: [&str; 2] = ["ethtool", "setpriv"];
 /// Agents and controllers read it. With the default of one second, slow nodes count as unreachable.
@@ -162,6 +165,10 @@ impl KernelRun<'_> {
             if let (ROUTER_TESTS, Some(folder)) = (name.as_str(), test.parent().and_then(Path::parent)) {
                 let router = folder.join(ROUTER);
                 archive.program(&router.to_string_lossy(), &router)?;
+                for name in CHAINED {
+                    let plugin = packages::find(name).with_context(|| format!("there is no {name}"))?;
+                    archive.program(&format!("{PLUGINS}/{name}"), &plugin)?;
+                }
             }
             // Who names the binary wants all of its tests.
             let is_whole = matches!(arguments, [filter] if name.contains(filter.as_str()));
