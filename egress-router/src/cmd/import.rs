@@ -8,7 +8,7 @@ use egress_router::manifests::IMAGE;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{read, said};
+use super::{read, said, shown};
 
 #[derive(Args)]
 pub(super) struct ImportArgs {
@@ -27,10 +27,10 @@ pub(super) fn run(args: &ImportArgs) -> Result<(), String> {
     let documents: Vec<Value> = serde_yaml::Deserializer::from_str(&text)
         .map(Value::deserialize)
         .collect::<Result<_, _>>()
-        .map_err(|error| format!("{} is no YAML: {error}", args.file.display()))?;
+        .map_err(|error| format!("{} is no YAML: {error}", shown(&args.file)))?;
     let found = routers(&documents);
     if found.is_empty() {
-        return Err(format!("{} has neither a pod with EGRESS_SOURCE nor an EgressRouter", args.file.display()));
+        return Err(format!("{} has neither a pod with EGRESS_SOURCE nor an EgressRouter", shown(&args.file)));
     }
     let mut failures = Vec::new();
     for one in found {

@@ -16,6 +16,7 @@ use egress_router::config::source::{Place, Source};
 use egress_router::config::{PodName, RouterConfig};
 use egress_router::neighbours::{REPEAT, repeat};
 use egress_router::node_files;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 #[derive(Parser)]
@@ -53,7 +54,7 @@ enum SubCommand {
 
 #[derive(Args)]
 struct ConfigArgs {
-    /// The configuration, as in `spec.config` of a NetworkAttachmentDefinition; - is standard input
+    /// A NetworkAttachmentDefinition in YAML, or the configuration in its `spec.config`; - is standard input
     #[arg(default_value = "-")]
     file: PathBuf,
     /// The pod that it is for, which `podIP` and `ipConfig` choose by
@@ -97,8 +98,17 @@ fn announcements(index: u32, mac: &str, addresses: &[IpAddr]) {
 impl ConfigArgs {
     /// The fields of the configuration.
     fn fields(&self) -> Result<Map<String, Value>, String> {
-        let text = read(&self.file)?;
-        serde_json::from_str(&text).map_err(|error| format!("{} is no JSON object: {error}", self.file.display()))
+        let (text, place) = (read(&self.file)?, shown(&self.file));
+        let documents: Result<Vec<Value>, _> =
+            serde_yaml::Deserializer::from_str(&text).map(Value::deserialize).collect();
+        let attachment = documents.into_iter().flatten().find(|one| one["kind"] == "NetworkAttachmentDefinition");
+        let text = match &attachment {
+            Some(attachment) => {
+                attachment["spec"]["config"].as_str().ok_or_else(|| format!("{place} has no spec.config"))?
+            }
+            None => &text,
+        };
+        serde_json::from_str(text).map_err(|error| format!("the configuration in {place} is no JSON object: {error}"))
     }
 
     fn pod(&self) -> Result<PodName<'_>, String> {
@@ -108,6 +118,10 @@ impl ConfigArgs {
             Some(Err(pod)) => Err(format!("--pod {pod}: not NAMESPACE/NAME")),
         }
     }
+}
+
+fn shown(file: &Path) -> String {
+    if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
 }
 
 /// A file, or standard input for `-`.

@@ -47,6 +47,7 @@ pub(super) fn commands_of_all_pages(context: &LabContext) -> Result<()> {
 struct CommandsTest {
     cluster: TestCluster,
     agent: String,
+    router: String,
     /// `None` after a block that may have changed something.
     scene: Option<Scene>,
     has_kubectl: bool,
@@ -56,8 +57,8 @@ impl CommandsTest {
     fn start(context: &LabContext) -> Result<Self> {
         let pods = vec![pod("one", "red", 1, &[]), pod("homer", "simpson", 1, &[]), pod("two", "red", 2, &[])];
         let cluster = metrics::start(context, pods)?;
-        let agent = context.built.agent.display().to_string();
-        Ok(Self { cluster, agent, scene: None, has_kubectl: KubeApi::has_kubectl() })
+        let [agent, router] = [&context.built.agent, &context.built.router].map(|path| path.display().to_string());
+        Ok(Self { cluster, agent, router, scene: None, has_kubectl: KubeApi::has_kubectl() })
     }
 
     /// Runs a block's commands, one after the other; returns how many.
@@ -87,6 +88,7 @@ impl CommandsTest {
         let output = match runner {
             Runner::Kubectl(arguments) => self.kubectl(arguments)?,
             Runner::Agent(arguments) => self.agent(arguments)?,
+            Runner::Router(arguments) => self.router(arguments)?,
             Runner::OnNode(words) => self.on_node(words)?,
             Runner::Xtask => return Ok(()),
         };
@@ -129,6 +131,15 @@ impl CommandsTest {
             return until_ctrl_c(child);
         }
         child.wait_with_output().context("wait for egress-agent")
+    }
+
+    fn router(&self, arguments: &[String]) -> Result<Output> {
+        let (place, root) = (&self.cluster.lab.node(node(1)?).host, Paths::find()?.root);
+        place.run(|| {
+            let mut command = place.command(&self.router);
+            command.args(arguments).stdin(Stdio::null()).current_dir(root);
+            command.output().context("cannot start egress-router")
+        })
     }
 
     fn on_node(&self, words: &[String]) -> Result<Output> {
@@ -212,7 +223,7 @@ fn changes(runner: &Runner) -> bool {
     match runner {
         Runner::Kubectl(words) => does(words, &["annotate", "apply", "delete", "label"]),
         Runner::Agent(words) => does(words, &["drain", "log-level"]),
-        Runner::OnNode(_) | Runner::Xtask => false,
+        Runner::Router(_) | Runner::OnNode(_) | Runner::Xtask => false,
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) enum Runner {
     Kubectl(Vec<String>),
     /// `egress-agent`, on node1.
     Agent(Vec<String>),
+    /// `egress-router`, on node1, with files of the clone.
+    Router(Vec<String>),
     /// Another program, on node1.
     OnNode(Vec<String>),
     /// Read by xtask's own definitions, and not run: these commands run the lab, and the tests.
@@ -64,6 +66,7 @@ impl Runner {
                 Err("the lab runs its agents itself".to_owned())
             }
             "egress-agent" => Ok(Self::Agent(arguments)),
+            "egress-router" => Ok(Self::Router(arguments)),
             one if ON_NODE.contains(&one) => Ok(Self::OnNode(words)),
             one => Err(format!("there is no {one}")),
         }

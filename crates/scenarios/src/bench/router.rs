@@ -54,15 +54,17 @@ pub(super) fn measure(
     say: &dyn Fn(&str),
     results: &mut Results,
 ) -> Result<()> {
-    let worlds: Vec<(Peer, World)> =
-        PEERS.into_iter().map(|peer| Ok((peer, World::forwarding(built, prefix, peer)?))).collect::<Result<_>>()?;
+    let worlds: Vec<(Peer, RouterBench)> = PEERS
+        .into_iter()
+        .map(|peer| Ok((peer, RouterBench::forwarding(built, prefix, peer)?)))
+        .collect::<Result<_>>()?;
     for (peer, world) in &worlds {
         say(&format!("{}, {}: {}", Work::EgressRouter.name(), peer.name(), world.description()?));
     }
     for round in 0..effort.rounds {
         say(&format!("round {} of {}: {}", round + 1, effort.rounds, Work::EgressRouter.name()));
         for flows in FLOWS {
-            let mut order: Vec<&(Peer, World)> = worlds.iter().collect();
+            let mut order: Vec<&(Peer, RouterBench)> = worlds.iter().collect();
             order.rotate_left(round % PEERS.len());
             for (peer, world) in order {
                 world.rates(*peer, flows, cores.first, effort.cell, results)?;
@@ -85,7 +87,7 @@ fn setups(built: &Built, prefix: &str, round: usize, results: &mut Results) -> R
     let mut pair = [Vec::new(), Vec::new()];
     for call in 0..CALLS {
         for (peer, plugin, config) in &plugins {
-            let world = World::new(prefix, &format!("{}{call}", peer.name()))?;
+            let world = RouterBench::new(prefix, &format!("{}{call}", peer.name()))?;
             for (command, times) in ["ADD", "DEL"].into_iter().zip(&mut pair) {
                 let begin = Instant::now();
                 world.call(plugin, command, config)?;
@@ -122,12 +124,12 @@ fn macvlan_config() -> Value {
 }
 
 /// The four namespaces, which go with this.
-struct World {
+struct RouterBench {
     prefix: String,
     tag: String,
 }
 
-impl World {
+impl RouterBench {
     fn new(prefix: &str, tag: &str) -> Result<Self> {
         let world = Self { prefix: prefix.to_owned(), tag: tag.to_owned() };
         for name in NAMESPACES {
@@ -257,7 +259,7 @@ impl World {
     fn establish(&self, out: &Flood<'_>, core: usize) -> Result<()> {
         let (client, server) = (out.into, out.counted_in);
         let _none = server.output("nft", &["delete table netdev bench"])?;
-        let echo = Echo::start(server)?;
+        let echo = UdpEcho::start(server)?;
         for frames in out.frames.chunks(AT_ONCE) {
             let some = Flood { frames: frames.to_vec(), device: out.device.clone(), exit: out.exit.clone(), ..*out };
             let is_answered = (0..ATTEMPTS).any(|_| answered(&some, client, core).unwrap_or(false));
@@ -281,7 +283,7 @@ fn answered(some: &Flood<'_>, client: &Netns, core: usize) -> Result<bool> {
     Ok(false)
 }
 
-impl Drop for World {
+impl Drop for RouterBench {
     fn drop(&mut self) {
         for name in NAMESPACES {
             let _gone = Command::new("ip").args(["netns", "del", self.netns(name).name()]).output();
@@ -306,12 +308,12 @@ table netdev bench {{
 }
 
 /// A server that sends back what it gets.
-struct Echo {
+struct UdpEcho {
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<Result<()>>,
 }
 
-impl Echo {
+impl UdpEcho {
     fn start(server: &Netns) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&stop);
