@@ -1,4 +1,5 @@
-//! Compares the rights in `deploy/base/rbac.yaml` with the requests of this crate: none is missing, and none is superfluous.
+//! Compares the rights in `deploy/base/rbac.yaml`, and those of EgressRouters, which are granted apart, with the requests of this crate:
+//! none is missing, and none is superfluous.
 //!
 //! Each request is found by its source text. The lab proves the verbs (`get_opt` is a `get`), since agents have these rights and
 //! no others there.
@@ -33,6 +34,8 @@ const LEASES: &str = "leases.coordination.k8s.io";
 const EGRESS_NODES: &str = "egressnodes.egress-agent.io";
 const ASSIGNMENTS: &str = "egressassignments.egress-agent.io";
 const GATEWAY_STATUSES: &str = "egressgatewaypolicystatuses.egress-agent.io";
+const DEPLOYMENTS: &str = "deployments.apps";
+const ATTACHMENTS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 const EGRESSES: &str = "egresses.crd.antrea.io";
 const WRITE_EGRESS_IP: &str = "policy/egress_ip/write.rs";
 const EVENTS: &[Right] = &[("events.events.k8s.io", CLUSTER, "", "create")];
@@ -80,6 +83,10 @@ const REQUESTS: &[RightsUse] = &[
             (GATEWAY_STATUSES, CLUSTER, "", "watch"),
             ("egressservices.k8s.ovn.org", CLUSTER, "", "list"),
             ("egressservices.k8s.ovn.org", CLUSTER, "", "watch"),
+            ("egressrouters.network.operator.openshift.io", CLUSTER, "", "list"),
+            ("egressrouters.network.operator.openshift.io", CLUSTER, "", "watch"),
+            (DEPLOYMENTS, CLUSTER, "", "list"),
+            (DEPLOYMENTS, CLUSTER, "", "watch"),
             ("endpointslices.discovery.k8s.io", CLUSTER, "", "list"),
             ("endpointslices.discovery.k8s.io", CLUSTER, "", "watch"),
             ("egressips.k8s.ovn.org", CLUSTER, "", "list"),
@@ -150,6 +157,39 @@ const REQUESTS: &[RightsUse] = &[
     ),
     ("cilium/mod.rs", "self.statuses.delete(name,", 1, &[], &[(GATEWAY_STATUSES, CLUSTER, "", "delete")]),
     (
+        "egress_router.rs",
+        "api.create(&post_params(),",
+        1,
+        &[],
+        &[
+            (DEPLOYMENTS, CLUSTER, "", "create"),
+            (ATTACHMENTS, CLUSTER, "", "create"),
+            ("services", CLUSTER, "", "create"),
+        ],
+    ),
+    (
+        "egress_router.rs",
+        "api.get_opt(&",
+        2,
+        &[],
+        &[(DEPLOYMENTS, CLUSTER, "", "get"), (ATTACHMENTS, CLUSTER, "", "get"), ("services", CLUSTER, "", "get")],
+    ),
+    (
+        "egress_router.rs",
+        "api.patch(&name,",
+        1,
+        &[],
+        &[(DEPLOYMENTS, CLUSTER, "", "patch"), (ATTACHMENTS, CLUSTER, "", "patch"), ("services", CLUSTER, "", "patch")],
+    ),
+    ("egress_router.rs", "api.delete(&key.name,", 1, &[], &[("services", CLUSTER, "", "delete")]),
+    (
+        "egress_router.rs",
+        "api.patch_status(&key.name,",
+        1,
+        &[],
+        &[("egressrouters.network.operator.openshift.io/status", CLUSTER, "", "patch")],
+    ),
+    (
         "egress_service.rs",
         "api.patch_status(&key.name,",
         1,
@@ -215,10 +255,17 @@ fn own_sources() -> Vec<String> {
 /// The account, group and resource, namespace, name, verb.
 type Granted = (String, String, String, String, String);
 
-/// The rights that the manifest grants. Roles have the names of their accounts.
+/// The manifests with rights, one after the other.
+fn manifests() -> String {
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let texts = ["base/rbac.yaml", "egress-router/controller/rbac.yaml"]
+        .map(|path| fs::read_to_string(deploy.join(path)).expect("the manifest"));
+    texts.join("---\n")
+}
+
+/// The rights that the manifests grant. Roles have the names of their accounts, that for EgressRouters with an end to it.
 fn granted() -> BTreeSet<Granted> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/base/rbac.yaml");
-    let text = fs::read_to_string(path).expect("the manifest");
+    let text = manifests();
     let list = |value: &Value| -> Vec<String> {
         let items = value.as_array().into_iter().flatten();
         items.map(|item| item.as_str().expect("a string").to_owned()).collect()
@@ -227,9 +274,10 @@ fn granted() -> BTreeSet<Granted> {
     for document in serde_yaml::Deserializer::from_str(&text) {
         let object = Value::deserialize(document).expect("YAML");
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or(CLUSTER);
-        let account = object["metadata"]["name"].as_str().expect("a name");
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        let account = name.strip_suffix("-routers").unwrap_or(name);
         for subject in object["subjects"].as_array().into_iter().flatten() {
-            assert_eq!((&subject["name"], &object["roleRef"]["name"]), (&account.into(), &account.into()));
+            assert_eq!((&subject["name"], &object["roleRef"]["name"]), (&account.into(), &name.into()));
         }
         for rule in object["rules"].as_array().into_iter().flatten() {
             let mut names = list(&rule["resourceNames"]);
@@ -319,8 +367,7 @@ fn requests_are_made_in_this_crate_alone() {
 
 #[test]
 fn each_rule_names_the_code_that_needs_it() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/base/rbac.yaml");
-    let text = fs::read_to_string(path).expect("the manifest");
+    let text = manifests();
     let (mut comment, mut rules) = (String::new(), 0);
     let mut named = BTreeSet::new();
     for line in text.lines() {

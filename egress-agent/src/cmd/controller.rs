@@ -42,6 +42,10 @@ pub(super) struct ControllerArgs {
     /// Cilium must not serve them itself
     #[arg(long, env = "EGRESS_AGENT_CILIUM")]
     cilium: bool,
+    /// Serve OpenShift's EgressRouter objects (network.operator.openshift.io/v1), with pods of this image. The definition and the rights
+    /// must be installed (deploy/egress-router/controller), and OpenShift's operator must not serve them itself
+    #[arg(long, env = "EGRESS_AGENT_EGRESS_ROUTER_IMAGE", value_name = "IMAGE")]
+    egress_router_image: Option<String>,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -105,6 +109,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         on_unassigned: args.unassigned.on_unassigned(),
         serves_antrea: args.antrea,
         serves_cilium: args.cilium,
+        router_image: args.egress_router_image.clone(),
         probing,
         overlay: Some(args.tunnel.tunnel_port),
         outages,

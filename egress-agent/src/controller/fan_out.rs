@@ -19,6 +19,7 @@ pub(super) struct Receivers {
     pub(super) egress_services: ChangeSender,
     pub(super) antrea: Option<ChangeSender>,
     pub(super) cilium: Option<ChangeSender>,
+    pub(super) egress_routers: Option<ChangeSender>,
     pub(super) endpoints: Endpoints,
     pub(super) synced_lists: SyncedLists,
     pub(super) synced: watch::Sender<bool>,
@@ -50,7 +51,7 @@ impl Receivers {
                 self.synced_lists.objects |= matches!(update, Update::Replaced(_));
                 self.prober.put(change.clone());
                 self.egress_services.put(change.clone());
-                let kinds = [&mut self.antrea, &mut self.cilium];
+                let kinds = [&mut self.antrea, &mut self.cilium, &mut self.egress_routers];
                 kinds.into_iter().flatten().for_each(|kind| kind.put(change.clone()));
             }
             Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}

@@ -7,7 +7,8 @@
 //! - [`ledger`]: the record of hand-overs, and the evidence of releases.
 //! - [`node_health`]: which egress nodes answer.
 //! - [`pod_counts`]: how many pods each object serves, and which agents are away.
-//! - `egress_services`, `antrea`, `cilium`: what becomes of EgressServices, of Antrea's Egresses, of Cilium's policies. `conversion`
+//! - `egress_services`, `antrea`, `cilium`, `egress_routers`: what becomes of EgressServices, of Antrea's Egresses, of Cilium's
+//!   policies, of EgressRouters. `conversion`
 //!   is the loop that they share.
 //! - [`cluster_metrics`]: the cluster in numbers. Pure.
 
@@ -15,6 +16,7 @@ mod antrea;
 mod cilium;
 pub mod cluster_metrics;
 mod conversion;
+mod egress_routers;
 mod egress_services;
 mod fan_out;
 pub mod ledger;

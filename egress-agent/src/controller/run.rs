@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::change_queue::{self, ChangeReceiver};
 use crate::controller::antrea::AntreaTask;
 use crate::controller::cilium::CiliumTask;
+use crate::controller::egress_routers::EgressRouterTask;
 use crate::controller::egress_services::EgressServiceTask;
 use crate::controller::fan_out::{Receivers, SyncedLists, fan_out};
 use crate::controller::node_health::leader_probe;
@@ -58,6 +59,8 @@ pub struct ControllerSettings {
     pub serves_antrea: bool,
     /// Whether Cilium's CiliumEgressGatewayPolicies are served.
     pub serves_cilium: bool,
+    /// The image of the pods of EgressRouters, if they are served.
+    pub router_image: Option<String>,
     /// How nodes are probed.
     pub probing: ProbeSettings,
     /// The UDP port of the overlay, through which nodes are probed too.
@@ -115,7 +118,8 @@ impl ControllerTopics {
 /// Runs until stopped. The Lease is released then, so that the other controller leads at once.
 pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
     let ControllerSettings { node_name, namespace, networks, probing, outages, .. } = settings;
-    let ControllerSettings { on_unassigned, serves_antrea, serves_cilium, overlay, health_page, .. } = settings;
+    let ControllerSettings { on_unassigned, serves_antrea, serves_cilium, router_image, .. } = settings;
+    let ControllerSettings { overlay, health_page, .. } = settings;
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let (key, key_publisher) = SharedKey::new();
@@ -131,6 +135,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (to_egress_services, egress_service_changes) = change_queue::inbox();
     let (to_antrea, antrea_changes) = serves_antrea.then(change_queue::inbox).unzip();
     let (to_cilium, cilium_changes) = serves_cilium.then(change_queue::inbox).unzip();
+    let (to_routers, router_changes) = router_image.is_some().then(change_queue::inbox).unzip();
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&controller.node_name);
     let heartbeat = Heartbeat::default();
 
@@ -143,6 +148,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
         egress_services: to_egress_services,
         antrea: to_antrea,
         cilium: to_cilium,
+        egress_routers: to_routers,
         endpoints,
         synced_lists: SyncedLists::default(),
         synced,
@@ -177,6 +183,10 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     if let Some(changes) = cilium_changes {
         let cilium = controller.cilium(events.clone(), leadership.clone());
         parts.spawn(Task::Cilium, cilium.run(changes, controller.stop.clone()));
+    }
+    if let (Some(image), Some(changes)) = (router_image, router_changes) {
+        let routers = controller.egress_routers(leadership.clone(), image);
+        parts.spawn(Task::EgressRouters, routers.run(changes, controller.stop.clone()));
     }
     let reconciler = controller.reconciler(events, leadership, on_unassigned);
     parts.spawn(Task::Controller, reconciler.run(changes, controller.stop.clone()));
@@ -226,6 +236,10 @@ impl ControllerInputs {
     fn cilium(&self, events: Events, leadership: Leadership) -> CiliumTask {
         let (client, outages) = (self.client.clone(), self.outages.clone());
         CiliumTask { client, outages, events, leadership, node_health: self.topics.node_health.subscribe() }
+    }
+
+    fn egress_routers(&self, leadership: Leadership, image: String) -> EgressRouterTask {
+        EgressRouterTask { client: self.client.clone(), outages: self.outages.clone(), leadership, image }
     }
 
     fn leader_election(&self, outputs: ElectionOutputs, heartbeat: Heartbeat) -> impl Future<Output = ()> + use<> {

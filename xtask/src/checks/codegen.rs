@@ -72,6 +72,11 @@ fn files() -> Vec<Generated> {
             text: |built| from_agent(built, "cilium-statuses"),
         },
         Generated {
+            path: "deploy/egress-router/controller/egressrouters.yaml",
+            place: TextPlace::Whole,
+            text: |built| from_agent(built, "egress-routers"),
+        },
+        Generated {
             path: "deploy/base/egressnodes.yaml",
             place: TextPlace::Whole,
             text: |built| from_agent(built, "egress-nodes"),

@@ -120,6 +120,7 @@ const BUILTIN: &[BuiltInKind] = &[
     ("", "v1", "Pod", "pods", &["po"], true, "pods"),
     ("", "v1", "Secret", "secrets", &[], true, "secrets"),
     ("", "v1", "Service", "services", &["svc"], true, "services"),
+    ("apps", "v1", "Deployment", "deployments", &["deploy"], true, "deployments.apps"),
     ("", "v1", "ServiceAccount", "serviceaccounts", &["sa"], true, SERVICE_ACCOUNTS),
     (
         "apiextensions.k8s.io",
@@ -172,6 +173,7 @@ fn builtin_traits(kind: &str) -> KindTraits {
         "Pod" => KindTraits { status_subresource: true, delete_returns_object: true, ..plain },
         "Node" => KindTraits { status_subresource: true, create_keeps_status: true, ..plain },
         "Namespace" | "Service" => KindTraits { status_subresource: true, ..plain },
+        "Deployment" => KindTraits { status_subresource: true, tracks_generation: true, ..plain },
         "Event" => KindTraits { create_on_update: true, ..plain },
         "Lease" => KindTraits { create_on_update: true, ..KindTraits::default() },
         "CustomResourceDefinition" => {

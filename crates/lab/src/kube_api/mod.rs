@@ -161,8 +161,9 @@ impl KubeApi {
         self.install_crd(&base.join("../antrea/externalippools.yaml"))?;
         self.install_crd(&base.join("../cilium/ciliumegressgatewaypolicies.yaml"))?;
         self.install_crd(&base.join("../cilium/egressgatewaypolicystatuses.yaml"))?;
-        let manifest = base.join("rbac.yaml");
-        match self.restrict_agents(&manifest) {
+        self.install_crd(&base.join("../egress-router/controller/egressrouters.yaml"))?;
+        let manifests = ["rbac.yaml", "../egress-router/controller/rbac.yaml"].map(|path| base.join(path));
+        match self.restrict_agents(&manifests) {
             Ok(()) => self.description.push_str("; agents have the rights of deploy/base/rbac.yaml and no others"),
             // A foreign server may have no service accounts; the story runs without them.
             Err(error) if matches!(choice, ApiChoice::Kubeconfig(_)) => {

@@ -1,4 +1,4 @@
-//! The accounts of agents and controllers, with the rights of `deploy/base/rbac.yaml` as it is shipped: a missing right shows in
+//! The accounts of agents and controllers, with the rights of `deploy/base/rbac.yaml` as it is shipped, and those for EgressRouters: a missing right shows in
 //! the lab first. Only the namespace differs, one that every cluster has: a namespace that the lab made could not be removed
 //! again from a server without controllers.
 //!
@@ -6,7 +6,7 @@
 //! rbac.yaml --create--> accounts, roles, bindings --TokenRequest--> tokens --> the nodes' kubeconfigs
 //! ```
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -30,14 +30,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl KubeApi {
     /// Makes the accounts with their rights, and the nodes' kubeconfigs ones with their tokens.
-    pub(super) fn restrict_agents(&self, manifest: &Path) -> Result<()> {
+    pub(super) fn restrict_agents(&self, manifests: &[PathBuf]) -> Result<()> {
         self.wait_for(NAMESPACE, PATIENCE, |_| true)?;
-        let text = std::fs::read_to_string(manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
-        let text = text.replace(SHIPPED, HERE);
-        for document in serde_yaml::Deserializer::from_str(&text) {
-            let object = Value::deserialize(document)?;
-            let collection = collection(&object).with_context(|| format!("no path for {object}"))?;
-            self.claim(&collection, object)?;
+        for manifest in manifests {
+            let text = std::fs::read_to_string(manifest);
+            let text = text.with_context(|| format!("cannot read {}", manifest.display()))?.replace(SHIPPED, HERE);
+            for document in serde_yaml::Deserializer::from_str(&text) {
+                let object = Value::deserialize(document)?;
+                let collection = collection(&object).with_context(|| format!("no path for {object}"))?;
+                self.claim(&collection, object)?;
+            }
         }
         for (account, file) in [("egress-agent", &self.for_nodes), ("egress-agent-controller", &self.for_controllers)] {
             let request = json!({

@@ -198,12 +198,19 @@ fn components_add_kinds_and_settings() -> Result<()> {
     if !has_kubectl(NAME) {
         return Ok(());
     }
-    let components: [(&str, &str, &[&str]); 2] = [
-        ("antrea", "EGRESS_AGENT_ANTREA", &["egresses.crd.antrea.io", "externalippools.crd.antrea.io"]),
+    let components: [(&str, &str, &str, &[&str]); 3] = [
+        ("antrea", "EGRESS_AGENT_ANTREA", "true", &["egresses.crd.antrea.io", "externalippools.crd.antrea.io"]),
         (
             "cilium",
             "EGRESS_AGENT_CILIUM",
+            "true",
             &["ciliumegressgatewaypolicies.cilium.io", "egressgatewaypolicystatuses.egress-agent.io"],
+        ),
+        (
+            "egress-router/controller",
+            "EGRESS_AGENT_EGRESS_ROUTER_IMAGE",
+            "localhost/egress-agent:0.1.0",
+            &["egressrouters.network.operator.openshift.io"],
         ),
     ];
     for folder in OVERLAYS.into_iter().filter(|folder| !folder.contains("cleanup")) {
@@ -212,8 +219,8 @@ fn components_add_kinds_and_settings() -> Result<()> {
         copied.change(&format!("{folder}/kustomization.yaml"), |overlay| overlay["components"] = json!(names))?;
         let all = documents(&rendered_in(&copied.0, folder)?)?;
         let of_kind = |kind: &'static str| all.iter().filter(move |object| object["kind"] == kind);
-        for (name, variable, kinds) in components {
-            let is_set = of_kind("ConfigMap").any(|settings| settings["data"][variable] == "true");
+        for (name, variable, value, kinds) in components {
+            let is_set = of_kind("ConfigMap").any(|settings| settings["data"][variable] == value);
             ensure!(is_set, "{folder}: {name} does not set {variable}");
             for kind in kinds {
                 let is_there = of_kind("CustomResourceDefinition").any(|one| one["metadata"]["name"] == *kind);

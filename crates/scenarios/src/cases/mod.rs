@@ -14,6 +14,7 @@ mod conditions;
 mod conflict_detection;
 mod connections;
 mod dead_agent;
+mod egress_routers;
 mod egress_service;
 pub mod explain;
 mod first_packets;
@@ -55,6 +56,7 @@ pub fn tests() -> Vec<LabTest> {
     tests.extend(second_network::tests());
     tests.extend(load_balancer::tests());
     tests.extend(egress_service::tests());
+    tests.extend(egress_routers::tests());
     tests.extend(antrea::tests());
     tests.extend(cilium::tests());
     tests.extend(nic::tests());

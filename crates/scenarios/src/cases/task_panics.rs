@@ -16,8 +16,17 @@ const TICK: Duration = Duration::from_millis(10);
 /// As crates/supervise/src/lib.rs has it.
 const PANIC_IN: &str = "EGRESS_AGENT_TEST_PANIC_IN";
 /// Tasks of controllers; those that both have are played in agents.
-const OF_CONTROLLERS: [&str; 8] =
-    ["Antrea", "Cilium", "EgressServices", "census", "controller", "leader election", "leader knocks", "prober"];
+const OF_CONTROLLERS: [&str; 9] = [
+    "Antrea",
+    "Cilium",
+    "EgressRouters",
+    "EgressServices",
+    "census",
+    "controller",
+    "leader election",
+    "leader knocks",
+    "prober",
+];
 /// An object that logs packets is built for it alone.
 const ELSEWHERE: [&str; 1] = ["packet log"];
 
@@ -68,7 +77,8 @@ fn ends(cluster: &mut TestCluster, context: &LabContext, name: &str) -> Result<O
     let (line, arguments) = match OF_CONTROLLERS.contains(&name) {
         true => {
             let mut arguments = Controller::arguments(agent.node(), agent.options());
-            let flags = [("Antrea", "--antrea"), ("Cilium", "--cilium")];
+            let flags =
+                [("Antrea", "--antrea"), ("Cilium", "--cilium"), ("EgressRouters", "--egress-router-image=none")];
             arguments.extend(flags.iter().filter(|(task, _)| *task == name).map(|(_, flag)| (*flag).to_owned()));
             (confined_by("controller", &binary)?, arguments)
         }

@@ -211,7 +211,7 @@ mod tests {
     }
 
     /// Allowed names of values, the unit if there is one. Without a name clap repeats the flag's.
-    const VALUES: [&str; 19] = [
+    const VALUES: [&str; 20] = [
         "ADDRESS",
         "ADDRESS:PORT",
         "ADDRESS[:PORT]",
@@ -225,6 +225,7 @@ mod tests {
         "INTERFACE",
         "NAME",
         "NAMESPACE",
+        "IMAGE",
         "NAMESPACE/NAME",
         "NODE",
         "PATH",

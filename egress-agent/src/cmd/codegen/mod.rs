@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, ValueEnum};
 
 use crate::cmd::{Cli, CliError};
 use crate::metrics::page;
-use egress_kube::{antrea, cilium, crd};
+use egress_kube::{antrea, cilium, crd, egress_router};
 
 #[derive(Args, Debug)]
 pub(super) struct CodegenArgs {
@@ -30,6 +30,8 @@ enum GeneratedText {
     CiliumPolicies,
     /// The one of EgressGatewayPolicyStatus
     CiliumStatuses,
+    /// The one of EgressRouter
+    EgressRouters,
     /// The one of EgressNode
     EgressNodes,
     /// The tables of flags, variables and keys
@@ -49,6 +51,7 @@ pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
         GeneratedText::AntreaPools => print!("{}", antrea::crd::pool_manifest()?),
         GeneratedText::CiliumPolicies => print!("{}", cilium::crd::policy_manifest()?),
         GeneratedText::CiliumStatuses => print!("{}", cilium::crd::status_manifest()?),
+        GeneratedText::EgressRouters => print!("{}", egress_router::manifest()?),
         GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
         GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
         GeneratedText::Metrics => print!("{}", page::tables()),
