@@ -6,19 +6,20 @@
 //! rbac.yaml --create--> accounts, roles, bindings --TokenRequest--> tokens --> the nodes' kubeconfigs
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Method;
+use egress_toolchain::Paths;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{KubeApi, kubeconfig};
 use crate::wait::poll;
 
-/// The namespace of the account as it is shipped, and in the lab.
-const SHIPPED: &str = "namespace: egress-agent\n";
+/// The namespaces of the accounts as they are shipped, and in the lab.
+const SHIPPED: [&str; 2] = ["namespace: egress-agent\n", "namespace: egress-router\n"];
 const HERE: &str = "namespace: kube-system\n";
 /// An API server makes it some moments after it is ready.
 const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
@@ -31,41 +32,70 @@ const PATIENCE: Duration = Duration::from_secs(10);
 impl KubeApi {
     /// Makes the accounts with their rights, and the nodes' kubeconfigs ones with their tokens.
     pub(super) fn restrict_agents(&self, manifests: &[PathBuf]) -> Result<()> {
+        self.introduce(manifests)?;
+        for (account, file) in [("egress-agent", &self.for_nodes), ("egress-agent-controller", &self.for_controllers)] {
+            let token = self.token(account)?;
+            self.wait_until_granted(&token, "/api/v1/nodes?limit=1")?;
+            kubeconfig::authenticate(file, &token)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a kubeconfig for the nodes with the rights of the egress router, as its manifest grants them.
+    pub fn router_kubeconfig(&self, file: &Path) -> Result<()> {
+        let manifest = Paths::find()?.root.join("deploy/egress-router/configmaps/rbac.yaml");
+        self.introduce(&[manifest])?;
+        let token = self.token("egress-router")?;
+        self.wait_until_granted(&token, "/api/v1/namespaces/default/configmaps/none")?;
+        std::fs::copy(&self.for_nodes, file)?;
+        kubeconfig::authenticate(file, &token)
+    }
+
+    /// Makes what is in the manifests.
+    fn introduce(&self, manifests: &[PathBuf]) -> Result<()> {
         self.wait_for(NAMESPACE, PATIENCE, |_| true)?;
         for manifest in manifests {
             let text = std::fs::read_to_string(manifest);
-            let text = text.with_context(|| format!("cannot read {}", manifest.display()))?.replace(SHIPPED, HERE);
+            let mut text = text.with_context(|| format!("cannot read {}", manifest.display()))?;
+            for shipped in SHIPPED {
+                text = text.replace(shipped, HERE);
+            }
             for document in serde_yaml::Deserializer::from_str(&text) {
                 let object = Value::deserialize(document)?;
                 let collection = collection(&object).with_context(|| format!("no path for {object}"))?;
                 self.claim(&collection, object)?;
             }
         }
-        for (account, file) in [("egress-agent", &self.for_nodes), ("egress-agent-controller", &self.for_controllers)] {
-            let request = json!({
-                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-                "spec": {"expirationSeconds": LIFETIME_SECONDS},
-            });
-            let path = format!("{ACCOUNTS}/{account}/token");
-            let answer = self.request(&Method::POST, &path, "application/json", &request)?;
-            let token = answer.pointer("/status/token").and_then(Value::as_str).context("the server gave no token")?;
-            self.wait_until_granted(token)?;
-            kubeconfig::authenticate(file, token)?;
-        }
         Ok(())
     }
 
-    /// Asks for what all of them ask for first.
-    fn wait_until_granted(&self, token: &str) -> Result<()> {
+    fn token(&self, account: &str) -> Result<String> {
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"expirationSeconds": LIFETIME_SECONDS},
+        });
+        let path = format!("{ACCOUNTS}/{account}/token");
+        let answer = self.request(&Method::POST, &path, "application/json", &request)?;
+        let token = answer.pointer("/status/token").and_then(Value::as_str).context("the server gave no token")?;
+        Ok(token.to_owned())
+    }
+
+    /// Asks for something that the account may read, whether or not it exists.
+    fn wait_until_granted(&self, token: &str, path: &str) -> Result<()> {
         let file = self.for_people.with_extension("probe");
         std::fs::copy(&self.for_people, &file)?;
         kubeconfig::authenticate(&file, token)?;
         let client = self.runtime.block_on(kubeconfig::client(&file))?;
         let granted = poll(PATIENCE, || {
-            let request = axum::http::Request::get("/api/v1/nodes?limit=1").body(Vec::new())?;
-            Ok(self.runtime.block_on(client.request::<Value>(request)).ok())
+            let request = axum::http::Request::get(path).body(Vec::new())?;
+            let answer = self.runtime.block_on(client.request::<Value>(request));
+            let is_granted = match answer {
+                Err(kube::Error::Api(status)) => status.code == 404,
+                answer => answer.is_ok(),
+            };
+            Ok(is_granted.then_some(()))
         })?;
-        ensure!(granted.is_some(), "the account may not list nodes");
+        ensure!(granted.is_some(), "the account may not read {path}");
         Ok(std::fs::remove_file(&file)?)
     }
 }

@@ -2,6 +2,7 @@
 //! own. Nothing here runs the Deployments; what their controller would say is written in its place.
 
 use crate::prelude::*;
+use egress_lab::cni_runtime;
 
 const ROUTERS: &str = "/apis/network.operator.openshift.io/v1/namespaces/shop/egressrouters";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/shop/deployments";
@@ -11,7 +12,11 @@ const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitio
 const IMAGE: &str = "registry.example/egress-agent:7";
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("egress_router_objects_become_pods_with_status", Duration::from_secs(120), objects_and_status)]
+    let test = |name, run| LabTest::new(name, Duration::from_secs(120), run);
+    vec![
+        test("egress_router_objects_become_pods_with_status", objects_and_status),
+        test("egress_router_reads_its_addresses_from_a_config_map", config_map),
+    ]
 }
 
 struct RouterLab {
@@ -173,4 +178,52 @@ fn objects_and_status(context: &LabContext) -> Result<()> {
     })?;
     lab.cluster.api.delete(&format!("{ROUTERS}/second"))?;
     lab.cluster.tear_down()
+}
+
+/// With the rights that `deploy/egress-router/configmaps` grants, and no others.
+fn config_map(context: &LabContext) -> Result<()> {
+    let cluster = TestCluster::without_agents(context, vec![pod("web-1", "shop", 1, &[])])?;
+    let folder = context.logs.join("net.d");
+    std::fs::create_dir_all(&folder)?;
+    let kubeconfig = folder.join("egress-router.kubeconfig");
+    cluster.api.router_kubeconfig(&kubeconfig)?;
+    let pods = json!({"web-*": {"addresses": ["172.18.0.170/16"]}, "*": {"addresses": ["172.18.0.171/16"]}});
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "routers", "namespace": "shop"},
+        "data": {"podIP": pods.to_string()},
+    });
+    cluster.api.create("/api/v1/namespaces/shop/configmaps", &map)?;
+    let (router, node) = (cluster.pod("web-1")?, &cluster.lab.node(node(1)?).host);
+    let netns = router.netns.path().display().to_string();
+    let call = |command: &str, name: &str, overrides: Value| -> Result<Value> {
+        let variables = BTreeMap::from([
+            ("CNI_COMMAND", command),
+            ("CNI_CONTAINERID", "web-1"),
+            ("CNI_IFNAME", "net1"),
+            ("CNI_NETNS", &netns),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1"),
+        ]);
+        let directory = folder.display().to_string();
+        let variables = variables.into_iter().chain([("EGRESS_ROUTER_CONFIG_DIR", directory.as_str())]).collect();
+        let config = json!({
+            "cniVersion": "1.0.0", "name": "r", "type": "egress-router", "kubeconfig": kubeconfig,
+            "clusterNetworks": [plan::CLUSTER_V4, plan::CLUSTER_V6],
+            "ipConfig": {"name": name, "overrides": overrides},
+        });
+        let output = cni_runtime::call(node, &context.built.router, &variables, &config.to_string())?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        println!("{command} {name}: {said}");
+        if said.trim().is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_str(&said)?) }
+    };
+    let missing = call("ADD", "none", Value::Null)?;
+    ensure!(missing["code"] == 11 && missing["msg"].as_str().is_some_and(|why| why.contains("shop/none")), "{missing}");
+    let refused = call("ADD", "routers", json!({"addresses": ["172.18.0.180/16"]}))?;
+    ensure!(refused["code"] == 7, "{refused}");
+    let added = call("ADD", "routers", json!({"addresses": ["172.18.0.170/16"]}))?;
+    ensure!(added["ips"][0]["address"] == "172.18.0.170/16", "{added}");
+    let seen = Observed::Source(Ipv4Addr::new(172, 18, 0, 170).into());
+    cluster.becomes(&router.netns, plan::SERVER.v4.into(), seen)?;
+    call("DEL", "routers", Value::Null)?;
+    cluster.tear_down()
 }
