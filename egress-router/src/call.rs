@@ -1,6 +1,7 @@
 //! One call by a container runtime, from its environment and standard input to the answer on standard output.
 
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -18,10 +19,12 @@ use kube::Api;
 use serde_json::{Map, Value};
 use tracing::{info, warn};
 
+use crate::check::Differences;
 use crate::config::source::{Place, Source, unreadable};
 use crate::config::{Addressing, PodName, RouterConfig};
-use crate::plan::{PRIMARY_TABLE, Plan, any, plan};
-use crate::setup::{Setup, tear_down};
+use crate::neighbours::announce_once;
+use crate::plan::{ALIAS, PRIMARY_TABLE, Plan, any, is_global, plan};
+use crate::setup::{Setup, install, tear_down};
 use crate::{check, kernel, namespace, node_files};
 
 /// How long the API server may take.
@@ -149,17 +152,12 @@ fn check(call: &CniCall, configuration: &NetworkConfiguration) -> Result<(), Cni
         .ok_or_else(|| CniError::new(code::INVALID_CONFIGURATION, "prevResult: CHECK needs the result of ADD"))?;
     let config = RouterConfig::of(&node_files::with_defaults(&configuration.fields)?, pod_of(call))?;
     let (addressing, _) = resolved(&config, pod_of(call))?;
-    let io = |error: std::io::Error| CniError::new(code::IO, format!("cannot look at the pod: {error}"));
-    let node = namespace::own().map_err(io)?;
+    let node = namespace::own().map_err(cannot_look)?;
     let pod = namespace::of_container(&call.netns.clone().unwrap_or_default(), &node)?;
     let name = config.interface.as_deref().unwrap_or(&call.interface);
-    let of_node = kernel::facts().map_err(io)?;
-    let facts = || Ok(check::before(kernel::facts()?, kernel::default_routes(PRIMARY_TABLE)?, name));
-    let before = namespace::within(&pod, &node, facts).map_err(io)?.map_err(io)?;
-    let plan = plan(&config, &addressing, name, (&of_node, &before))?;
-    let differences = || check::differences(&plan, previous, &node);
-    let differences = namespace::within(&pod, &node, differences).map_err(io)?.map_err(io)?;
-    let mut differences = differences.into_iter();
+    let router = Attachment { config: &config, addressing: &addressing, name };
+    let (_, differences) = compared(&router, Some(previous), (&node, &pod))?;
+    let mut differences = differences.interface.into_iter().chain(differences.rules);
     match differences.next() {
         None => Ok(()),
         Some(first) => {
@@ -167,6 +165,65 @@ fn check(call: &CniCall, configuration: &NetworkConfiguration) -> Result<(), Cni
             Err(CniError::new(CHANGED, format!("{name}: {first}")).with_details(details.join("\n")))
         }
     }
+}
+
+fn cannot_look(error: std::io::Error) -> CniError {
+    CniError::new(code::IO, format!("cannot look at the pod: {error}"))
+}
+
+/// A router that is there beside the plan of its configuration.
+fn compared(
+    router: &Attachment<'_>,
+    previous: Option<&Value>,
+    (node, pod): (&File, &File),
+) -> Result<(Plan, Differences), CniError> {
+    let of_node = kernel::facts().map_err(cannot_look)?;
+    let facts = || Ok(check::before(kernel::facts()?, kernel::default_routes(PRIMARY_TABLE)?, router.name));
+    let before = namespace::within(pod, node, facts).map_err(cannot_look)?.map_err(cannot_look)?;
+    let plan = plan(router.config, router.addressing, router.name, (&of_node, &before))?;
+    let differences = || check::differences(&plan, previous, node);
+    let differences = namespace::within(pod, node, differences).map_err(cannot_look)?.map_err(cannot_look)?;
+    Ok((plan, differences))
+}
+
+/// Gives a router that is there the rules of a changed configuration, all at once; connections that are established stay. Returns
+/// what was different.
+///
+/// # Errors
+/// More has changed than the rules, which takes a new pod.
+pub fn reconcile(router: &Attachment<'_>, (node, pod): (&File, &File)) -> Result<Vec<String>, CniError> {
+    let (plan, differences) = compared(router, None, (node, pod))?;
+    let mut interface = differences.interface.into_iter();
+    if let Some(first) = interface.next() {
+        let message = format!("{}: {first}: only rules can be replaced, the rest takes a new pod", router.name);
+        return Err(CniError::new(CHANGED, message).with_details(interface.collect::<Vec<_>>().join("\n")));
+    }
+    if !differences.rules.is_empty() {
+        let replace = || match kernel::link_named(router.name)? {
+            Some((link, ..)) => install(&plan.ruleset, link.index),
+            None => Err(std::io::Error::from_raw_os_error(libc::ENODEV)),
+        };
+        namespace::within(pod, node, replace).map_err(cannot_look)?.map_err(cannot_look)?;
+    }
+    Ok(differences.rules)
+}
+
+/// Announces the addresses of a router once more, as after a change of the network outside. Returns them.
+///
+/// # Errors
+/// There is no such router, or nothing can be sent.
+pub fn announce(name: &str, (node, pod): (&File, &File)) -> Result<Vec<IpNet>, CniError> {
+    let sent = || {
+        let found = kernel::link_named(name)?.filter(|(link, ..)| link.alias.starts_with(ALIAS));
+        let Some((link, mac, _)) = found else { return Ok(None) };
+        let addresses: Vec<IpNet> = link.addresses.iter().copied().filter(|net| is_global(net.addr())).collect();
+        let own: Vec<IpAddr> = addresses.iter().map(IpNet::addr).collect();
+        announce_once(link.index, mac, &own)?;
+        Ok(Some(addresses))
+    };
+    let cannot_send = |error: std::io::Error| CniError::new(code::IO, format!("cannot announce: {error}"));
+    let sent = namespace::within(pod, node, sent).map_err(cannot_send)?.map_err(cannot_send)?;
+    sent.ok_or_else(|| CniError::new(code::INVALID_ENVIRONMENT, format!("{name} is no interface of a router")))
 }
 
 /// A router to be.

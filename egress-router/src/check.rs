@@ -34,10 +34,20 @@ pub fn before(mut pod: NamespaceFacts, kept: Vec<Route>, name: &str) -> Namespac
     pod
 }
 
-/// What is missing or different, in words. The calling thread is in the pod's namespace.
-pub fn differences(plan: &Plan, previous: &Value, home: &File) -> io::Result<Vec<String>> {
+/// What is missing or different, in words.
+#[derive(Debug, Default)]
+pub struct Differences {
+    /// Of the interface, its addresses, routes and settings.
+    pub interface: Vec<String>,
+    /// Of the nftables table.
+    pub rules: Vec<String>,
+}
+
+/// Compares a router with its plan. The calling thread is in the pod's namespace. `previous` is the result of ADD, if it is known.
+pub fn differences(plan: &Plan, previous: Option<&Value>, home: &File) -> io::Result<Differences> {
     let Some((link, mac, message)) = kernel::link_named(&plan.name)? else {
-        return Ok(vec![format!("the interface {} is gone", plan.name)]);
+        let interface = vec![format!("the interface {} is gone", plan.name)];
+        return Ok(Differences { interface, rules: Vec::new() });
     };
     let mut all = Vec::new();
     let mut differs = |what: &str, has: String, should: String| {
@@ -51,7 +61,7 @@ pub fn differences(plan: &Plan, previous: &Value, home: &File) -> io::Result<Vec
     differs("the interface", shown(kind), plan.kind.to_string());
     differs("the index of its master", format!("{master:?}"), format!("{:?}", Some(plan.master.index)));
     differs("its MTU", link.mtu.to_string(), plan.mtu.to_string());
-    if let Some(should) = listed_mac(previous, &plan.name) {
+    if let Some(should) = previous.and_then(|previous| listed_mac(previous, &plan.name)) {
         differs("its MAC address", mac_text(mac), should.to_ascii_lowercase());
     }
     if !link.alias.starts_with(ALIAS) {
@@ -62,15 +72,13 @@ pub fn differences(plan: &Plan, previous: &Value, home: &File) -> io::Result<Vec
             all.push(format!("address {net} is gone"));
         }
     }
-    let listed = previous["ips"].as_array().into_iter().flatten().filter_map(|one| one["address"].as_str());
-    let listed: Vec<&str> = listed.collect();
-    all.extend(
-        plan.addresses
-            .iter()
-            .map(ToString::to_string)
-            .filter(|net| !listed.contains(&net.as_str()))
-            .map(|net| format!("prevResult does not list {net}")),
-    );
+    if let Some(previous) = previous {
+        let listed = previous["ips"].as_array().into_iter().flatten().filter_map(|one| one["address"].as_str());
+        let listed: Vec<&str> = listed.collect();
+        let own = plan.addresses.iter().map(ToString::to_string);
+        let missing = own.filter(|net| !listed.contains(&net.as_str()));
+        all.extend(missing.map(|net| format!("prevResult does not list {net}")));
+    }
     for step in steps(plan) {
         let lacks = match &step {
             Step::OwnSetting(path, value) | Step::Setting(path, value) => {
@@ -85,8 +93,7 @@ pub fn differences(plan: &Plan, previous: &Value, home: &File) -> io::Result<Vec
         }
     }
     let has = TableContent::of(&Ruleset::table(&plan.name))?;
-    all.extend(has.differences(&expected(plan, link.index, home)?));
-    Ok(all)
+    Ok(Differences { interface: all, rules: has.differences(&expected(plan, link.index, home)?) })
 }
 
 /// The table as the kernel has it right after ADD. A flow table needs its devices, so there are some of their names.

@@ -119,8 +119,13 @@ pub fn repeat(index: u32, mac: Mac, addresses: &[IpAddr]) -> io::Result<()> {
     let began = Instant::now();
     for at in REPEATS {
         sleep(at.saturating_sub(began.elapsed()));
-        let socket = PacketSocket::sender(index)?;
-        addresses.iter().try_for_each(|address| socket.send(&announcement(mac, *address)))?;
+        announce_once(index, mac, addresses)?;
     }
     Ok(())
+}
+
+/// Announces addresses by an interface of the calling thread's namespace.
+pub fn announce_once(index: u32, mac: Mac, addresses: &[IpAddr]) -> io::Result<()> {
+    let socket = PacketSocket::sender(index)?;
+    addresses.iter().try_for_each(|address| socket.send(&announcement(mac, *address)))
 }

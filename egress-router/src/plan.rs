@@ -322,7 +322,8 @@ pub fn any(family: Family) -> IpNet {
     }
 }
 
-fn is_global(address: IpAddr) -> bool {
+/// Whether it is meant for more than its link or host.
+pub(crate) fn is_global(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !address.is_link_local() && !address.is_loopback(),
         IpAddr::V6(address) => !address.is_unicast_link_local() && !address.is_loopback(),

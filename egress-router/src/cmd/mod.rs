@@ -15,7 +15,7 @@ use egress_cni::CniError;
 use egress_router::config::source::{Place, Source};
 use egress_router::config::{PodName, RouterConfig};
 use egress_router::neighbours::{REPEAT, repeat};
-use egress_router::node_files;
+use egress_router::{call, namespace, node_files};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -38,6 +38,10 @@ enum SubCommand {
     Validate(ConfigArgs),
     /// Print what ADD would do, without doing anything
     Explain(explain::ExplainArgs),
+    /// Give a router that is there the rules of a changed configuration, all at once
+    Reconcile(explain::ExplainArgs),
+    /// Announce the addresses of a router once more
+    Announce(AnnounceArgs),
     /// Say whether this node has what routers need
     CheckHost,
     /// Print objects for this plugin, made of those of other routers
@@ -62,11 +66,23 @@ struct ConfigArgs {
     pod: Option<String>,
 }
 
+#[derive(Args)]
+struct AnnounceArgs {
+    /// The network namespace of the pod
+    #[arg(long, value_name = "PATH")]
+    netns: PathBuf,
+    /// The name of the interface
+    #[arg(long, value_name = "NAME", default_value = "net1")]
+    interface: String,
+}
+
 impl Cli {
     pub(crate) fn run(self) -> ExitCode {
         let outcome = match self.command {
             SubCommand::Validate(args) => validate(&args),
             SubCommand::Explain(args) => explain::run(&args),
+            SubCommand::Reconcile(args) => explain::reconcile(&args),
+            SubCommand::Announce(args) => announce(&args),
             SubCommand::CheckHost => check_host::run(),
             SubCommand::Import(args) => import::run(&args),
             SubCommand::Install(args) => install::install(&args),
@@ -85,6 +101,14 @@ impl Cli {
             }
         }
     }
+}
+
+fn announce(args: &AnnounceArgs) -> Result<(), String> {
+    let node = namespace::own().map_err(|error| format!("cannot open the node's namespace: {error}"))?;
+    let pod = namespace::of_container(&args.netns, &node).map_err(|error| said(&error))?;
+    let sent = call::announce(&args.interface, (&node, &pod)).map_err(|error| said(&error))?;
+    sent.iter().for_each(|net| println!("announced {net}"));
+    Ok(())
 }
 
 /// A router whose interface goes needs no announcements any more.

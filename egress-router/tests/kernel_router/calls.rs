@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::world::{World, config, usual};
+use crate::world::{World, address, config, usual};
 
 #[test]
 fn del_leaves_the_namespace_as_it_was() {
@@ -320,4 +320,76 @@ fn status_says_whether_the_master_is_up() {
     assert!(answer.json["code"] == json!(50), "{}", answer.json);
     config["interfaceArgs"] = json!({"master": "eno9"});
     assert_eq!(world.call("STATUS", &config.to_string(), &[]).json["code"], json!(50));
+}
+
+#[test]
+fn a_changed_configuration_replaces_the_rules_and_nothing_else() {
+    let world = World::new();
+    world.added(&usual());
+    let _servers = [world.serve("server", "0.0.0.0:80"), world.echo("server", "0.0.0.0:7")];
+    let path = world.path("router");
+    let reconcile = |config: &serde_json::Value| world.command(&["reconcile", "--netns", &path], &config.to_string());
+    let (ended_well, said) = reconcile(&usual());
+    assert!(ended_well && said.contains("as the configuration says"), "{said}");
+    let mut changed = usual();
+    changed["ip"]["redirect"] = json!(["8081 tcp 203.0.113.26 80", "8007 tcp 203.0.113.26 7"]);
+    let (ended_well, said) = reconcile(&changed);
+    assert!(ended_well && said.contains("set redirect4"), "{said}");
+    assert!(world.connect("client", "10.128.6.47:8080").is_err(), "the former redirect");
+    assert_eq!(world.connect("client", "10.128.6.47:8081").expect("the new one"), address("192.168.12.99"));
+    world.turns("client", "10.128.6.47:8007", 10);
+    changed["ip"]["addresses"] = json!(["192.168.12.98/24", "2001:db8:12::99/64"]);
+    let (ended_well, said) = reconcile(&changed);
+    assert!(!ended_well && said.contains("192.168.12.98/24") && said.contains("takes a new pod"), "{said}");
+    assert_eq!(world.connect("client", "10.128.6.47:8081").expect("as before"), address("192.168.12.99"));
+    let (ended_well, said) = world.command(&["reconcile", "--netns", &world.path("client")], &usual().to_string());
+    assert!(!ended_well && said.contains("the interface net1 is gone"), "{said}");
+    // The server has forgotten the router.
+    world.ip("server", "neigh flush all");
+    world.ip("server", "neigh add 192.168.12.99 lladdr 02:00:00:00:00:01 dev lan0 nud stale");
+    let (ended_well, said) = world.command(&["announce", "--netns", &path], "");
+    assert!(ended_well && said.contains("announced 192.168.12.99/24") && said.contains("2001:db8:12::99/64"), "{said}");
+    let link = world.netns("router").exec("ip", &["-brief", "link", "show", "net1"]).expect("a line");
+    let mac = link.split_whitespace().nth(2).expect("a MAC address");
+    let neighbour = world.netns("server").exec("ip", &["neigh", "show", "192.168.12.99"]).expect("a list");
+    assert!(mac.len() == 17 && neighbour.contains(mac), "{neighbour} and {mac}");
+    let (ended_well, said) = world.command(&["announce", "--netns", &path, "--interface", "eth0"], "");
+    assert!(!ended_well && said.contains("no interface of a router"), "{said}");
+}
+
+/// Multus removes the default routes of an interface and makes its own, by the same gateway.
+#[test]
+fn a_default_route_that_multus_has_replaced_is_no_difference() {
+    let world = World::new();
+    let before = world.snapshot("router");
+    let mut config = usual();
+    config["prevResult"] = world.added(&config);
+    world.ip("router", "route del default via 192.168.12.1 dev net1");
+    world.ip("router", "route add default via 192.168.12.1 dev net1");
+    let check = world.call("CHECK", &config.to_string(), &[]);
+    assert!(check.is_success, "{}", check.json);
+    assert!(world.call("DEL", &config.to_string(), &[]).is_success);
+    world.assert_as_before("router", &before);
+}
+
+#[test]
+fn several_default_routes_of_the_pod_and_of_the_node_are_served() {
+    let world = World::new();
+    world.ip("router", "route add default via 10.128.6.2 metric 200");
+    world.ip(
+        "node",
+        "route replace default metric 0 nexthop via 192.168.12.1 dev eno1 nexthop via 192.168.13.1 dev eno2",
+    );
+    let before = world.snapshot("router");
+    // The address says which interface, and the gateway is given: a route by several has none of its own.
+    let with_gateway =
+        config(&["192.168.12.99/24"], json!({"gateway": "192.168.12.1", "redirect": ["8080 tcp 203.0.113.26 80"]}));
+    world.added(&with_gateway);
+    let _server = world.serve("server", "0.0.0.0:80");
+    assert_eq!(world.connect("client", "10.128.6.47:8080").expect("redirected"), address("192.168.12.99"));
+    // The node's own address is reached by the cluster's network.
+    let _on_node = world.serve("node", "0.0.0.0:9000");
+    assert_eq!(world.connect("router", "192.168.12.2:9000").expect("the node"), address("10.128.6.47"));
+    assert!(world.call("DEL", &with_gateway.to_string(), &[]).is_success);
+    world.assert_as_before("router", &before);
 }

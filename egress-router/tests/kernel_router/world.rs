@@ -13,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -157,6 +157,19 @@ impl World {
         let json = if text.trim().is_empty() { Value::Null } else { serde_json::from_str(&text).expect("JSON") };
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         Answer { is_success: output.status.success(), json, log }
+    }
+
+    /// A command of an administrator on the node: whether it ends well, and what it says.
+    pub(crate) fn command(&self, arguments: &[&str], input: &str) -> (bool, String) {
+        let output = self.netns("node").run(|| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_egress-router"));
+            command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn()?;
+            let _ended = child.stdin.take().context("a pipe")?.write_all(input.as_bytes());
+            Ok(child.wait_with_output()?)
+        });
+        let output = output.expect("it runs");
+        (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     }
 
     /// ADD that succeeds; its result.
