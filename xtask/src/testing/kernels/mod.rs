@@ -48,8 +48,8 @@ const CALLED: [&str; 6] = ["ip", "tc", "ss", "nft", "bpftool", "ping"];
 /// The tests of the CNI plugin, and the plugin.
 const ROUTER_TESTS: &str = "kernel_router";
 const ROUTER: &str = "egress-router";
-/// Plugins that they call before it, and where they look for them.
-const CHAINED: [&str; 2] = ["bridge", "host-local"];
+/// The distribution's plugins that they call before it are in one folder, and where they look for them.
+const IPAM: &str = "host-local";
 const PLUGINS: &str = "/usr/lib/cni";
 /// The same on the lab.
 const CALLED_ON_LAB: [&str; 2] = ["ethtool", "setpriv"];
@@ -165,9 +165,11 @@ impl KernelRun<'_> {
             if let (ROUTER_TESTS, Some(folder)) = (name.as_str(), test.parent().and_then(Path::parent)) {
                 let router = folder.join(ROUTER);
                 archive.program(&router.to_string_lossy(), &router)?;
-                for name in CHAINED {
-                    let plugin = packages::find(name).with_context(|| format!("there is no {name}"))?;
-                    archive.program(&format!("{PLUGINS}/{name}"), &plugin)?;
+                // iproute2 has a `bridge` too.
+                let ipam = packages::find(IPAM).with_context(|| format!("there is no {IPAM}"))?;
+                for plugin in [ipam.with_file_name("bridge"), ipam] {
+                    let name = plugin.file_name().context("a plugin without a name")?;
+                    archive.program(&format!("{PLUGINS}/{}", name.to_string_lossy()), &plugin)?;
                 }
             }
             // Who names the binary wants all of its tests.
