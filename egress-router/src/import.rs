@@ -29,6 +29,18 @@ pub fn routers(objects: &[Value]) -> Vec<Result<Imported, String>> {
     all.iter().filter_map(|object| imported(object, &all)).collect()
 }
 
+/// A router by the values that the former one's container had in its environment.
+///
+/// # Errors
+/// The text has no destination.
+pub fn of_text(name: &str, source: &str, gateway: Option<&str>, destination: &str) -> Result<Imported, String> {
+    let values = [(SOURCE, Some(source)), (GATEWAY, gateway), (DESTINATION, Some(destination))];
+    let given = values.into_iter().filter_map(|(name, value)| Some(json!({"name": name, "value": value?})));
+    let (fields, warnings) = of_sdn(&given.collect::<Vec<_>>(), &Value::Null, &|_, _| None)?;
+    let router = NamedRouter { namespace: "default".to_owned(), name: name.to_owned(), fields };
+    Ok(Imported { what: format!("router {name}"), router, warnings })
+}
+
 /// The objects of a list, or the one object.
 fn items(object: &Value) -> Vec<&Value> {
     match object["items"].as_array() {
@@ -38,6 +50,13 @@ fn items(object: &Value) -> Vec<&Value> {
 }
 
 fn imported(object: &Value, all: &[&Value]) -> Option<Result<Imported, String>> {
+    // What made it is in the file too, or is what counts.
+    if object["metadata"]["ownerReferences"]
+        .as_array()
+        .is_some_and(|owners| owners.iter().any(|one| one["controller"] == true))
+    {
+        return None;
+    }
     let kind = object["kind"].as_str().unwrap_or_default();
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
     let name = text("/metadata/name").or_else(|| text("/metadata/generateName")).unwrap_or("router");
@@ -163,6 +182,13 @@ mod tests {
     }
 
     #[test]
+    fn its_text_alone_is_enough() {
+        let found = of_text("web", "192.168.12.99/24", Some("192.168.12.1"), TEXT).expect("valid");
+        assert_eq!(found.router.fields["ip"]["redirect"].as_array().map(Vec::len), Some(3));
+        assert!(found.router.check().is_ok() && of_text("web", "192.168.12.99/24", None, "# none").is_err());
+    }
+
+    #[test]
     fn destinations_may_be_in_a_config_map_and_the_pod_in_a_template() {
         let mut template = pod(&[(SOURCE, "192.168.12.99/24")]);
         let reference =
@@ -171,7 +197,10 @@ mod tests {
         let metadata = json!({"name": "routers", "namespace": "shop"});
         let deployment = json!({"kind": "DeploymentConfig", "metadata": metadata, "spec": {"template": template}});
         let map = |namespace: &str| json!({"kind": "ConfigMap", "metadata": {"name": "routes", "namespace": namespace}, "data": {"text": TEXT}});
-        let list = json!({"kind": "List", "items": [map("shop"), deployment.clone()]});
+        // One of its pods is no router of its own.
+        let mut of_deployment = pod(&[(SOURCE, "192.168.12.99/24")]);
+        of_deployment["metadata"]["ownerReferences"] = json!([{"kind": "ReplicationController", "controller": true}]);
+        let list = json!({"kind": "List", "items": [map("shop"), deployment.clone(), of_deployment]});
         let found = one(&[list]).expect("valid");
         assert_eq!(found.router.fields["ip"]["redirect"].as_array().map(Vec::len), Some(3));
         let error = one(&[map("other"), deployment]).expect_err("that of another namespace");

@@ -4,12 +4,15 @@
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::thread;
 
 use egress_core::model::node::Mac;
 use egress_core::model::state::{Family, family_of};
 use egress_datapath::netlink::{self, NETLINK_ROUTE};
 use ipnet::IpNet;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Parseable};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{
@@ -21,6 +24,7 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::sys::{Socket, SocketAddr};
 
 use crate::config::{LinkKind, MacvlanMode};
 use crate::plan::{
@@ -29,6 +33,9 @@ use crate::plan::{
 
 /// Of our routes and rules (`RTPROT_*`; 101 is the agent's).
 pub const PROTOCOL: u8 = 102;
+/// `RTMGRP_LINK` and `RTM_DELLINK`.
+const LINK_GROUP: u32 = 1;
+const DELETED_LINK: u16 = 17;
 const NEW: u16 = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
 
 pub fn facts() -> io::Result<NamespaceFacts> {
@@ -36,8 +43,9 @@ pub fn facts() -> io::Result<NamespaceFacts> {
     for (index, net) in addresses()? {
         links.iter_mut().filter(|link| link.index == index).for_each(|link| link.addresses.push(net));
     }
-    let main = RouteHeader::RT_TABLE_MAIN.into();
-    Ok(NamespaceFacts { links, default_routes: default_routes(main)?, networks: networks(main)? })
+    let main = routes_of(RouteHeader::RT_TABLE_MAIN.into())?;
+    let networks = main.iter().flat_map(|(_, message)| networks(message)).collect();
+    Ok(NamespaceFacts { links, default_routes: main.into_iter().filter_map(default_route).collect(), networks })
 }
 
 fn dump<M: Parseable<[u8]>>(message: RouteNetlinkMessage) -> io::Result<Vec<M>> {
@@ -196,6 +204,51 @@ pub fn delete_link(index: u32) -> io::Result<()> {
     act(NLM_F_ACK, RouteNetlinkMessage::DelLink(message))
 }
 
+/// Deletes a link, and calls `after` once no packet passes it any more. The kernel notifies of that after it has flushed the backlogs
+/// of all CPUs (`unregister_netdevice_many_notify`), and waits for a grace period then, beside which `after` runs. It is not called
+/// if the link stays.
+pub fn delete_link_and(index: u32, after: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind(&SocketAddr::new(0, LINK_GROUP))?;
+    thread::scope(|scope| {
+        // A thread begins in the namespace of the one that starts it.
+        let deletion = scope.spawn(|| delete_link(index));
+        let is_notified = is_deleted(&socket, index, || deletion.is_finished());
+        let deleted =
+            || deletion.join().unwrap_or_else(|_| Err(io::Error::other("the thread that deletes has panicked")));
+        match is_notified {
+            true => {
+                let done = after();
+                deleted().and(done)
+            }
+            // It has failed, or the notification is late.
+            false => deleted().and_then(|()| after()),
+        }
+    })
+}
+
+/// Waits for the notification; false if the request has been answered without it.
+fn is_deleted(socket: &Socket, index: u32, is_answered: impl Fn() -> bool) -> bool {
+    let mut datagram = Vec::with_capacity(64 << 10);
+    loop {
+        let is_last = is_answered();
+        let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        let is_ready = poll(&mut ready, PollTimeout::from(2_u8)).is_ok_and(|count| count > 0);
+        datagram.clear();
+        if is_ready && socket.recv(&mut datagram, libc::MSG_DONTWAIT).is_ok() {
+            let mut deleted = netlink::messages(&datagram).flatten().filter(|one| one.message_type() == DELETED_LINK);
+            // `struct ifinfomsg`: the family, which is none, and the index at the fifth byte.
+            let is_it =
+                |content: &[u8]| content.first() == Some(&0) && content.get(4..8) == Some(&index.to_ne_bytes()[..]);
+            if deleted.any(|message| is_it(message.payload())) {
+                return true;
+            }
+        } else if is_last {
+            return false;
+        }
+    }
+}
+
 /// Without the kernel's own detection of duplicates, which takes a second: that was done before.
 pub fn add_address(index: u32, net: IpNet) -> io::Result<()> {
     let mut message = AddressMessage::default();
@@ -236,48 +289,44 @@ fn table_of(message: &RouteMessage) -> u32 {
     full.unwrap_or_else(|| message.header.table.into())
 }
 
-/// The default routes of a table, as far as an administrator or a CNI plugin has made them.
-pub fn default_routes(table: u32) -> io::Result<Vec<Route>> {
+/// The routes of a table, of both families.
+fn routes_of(table: u32) -> io::Result<Vec<(Family, RouteMessage)>> {
     let mut found = Vec::new();
     for family in [Family::V4, Family::V6] {
-        for message in routes(family)? {
-            let is_default = message.header.destination_prefix_length == 0 && table_of(&message) == table;
-            // The kernel has one of its own in IPv6 that refuses, on loopback.
-            let is_kernels =
-                message.header.protocol == RouteProtocol::Kernel && message.header.kind != RouteType::Unicast;
-            if is_default && !is_kernels {
-                found.push(route(family, message));
-            }
-        }
+        let own = routes(family)?.into_iter().filter(|message| table_of(message) == table);
+        found.extend(own.map(|message| (family, message)));
     }
     Ok(found)
 }
 
-/// The destinations of all other routes of a table, each with the index of an interface that it leads by.
-fn networks(table: u32) -> io::Result<Vec<(u32, IpNet)>> {
-    let mut found = Vec::new();
-    for family in [Family::V4, Family::V6] {
-        for message in routes(family)? {
-            let length = message.header.destination_prefix_length;
-            if length == 0 || table_of(&message) != table || message.header.kind != RouteType::Unicast {
-                continue;
-            }
-            let destination = message.attributes.iter().find_map(|attribute| match attribute {
-                RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
-                RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
-                _ => None,
-            });
-            let Some(net) = destination.and_then(|address| IpNet::new(address, length).ok()) else { continue };
-            for attribute in &message.attributes {
-                match attribute {
-                    RouteAttribute::Oif(index) => found.push((*index, net)),
-                    RouteAttribute::MultiPath(hops) => found.extend(hops.iter().map(|hop| (hop.interface_index, net))),
-                    _ => {}
-                }
-            }
-        }
-    }
-    Ok(found)
+/// The default routes of a table, as far as an administrator or a CNI plugin has made them.
+pub fn default_routes(table: u32) -> io::Result<Vec<Route>> {
+    Ok(routes_of(table)?.into_iter().filter_map(default_route).collect())
+}
+
+fn default_route((family, message): (Family, RouteMessage)) -> Option<Route> {
+    // The kernel has one of its own in IPv6 that refuses, on loopback.
+    let is_kernels = message.header.protocol == RouteProtocol::Kernel && message.header.kind != RouteType::Unicast;
+    let is_default = message.header.destination_prefix_length == 0 && !is_kernels;
+    is_default.then(|| route(family, message))
+}
+
+/// The destination of a route that is no default one, with the index of each interface that it leads by.
+fn networks(message: &RouteMessage) -> Vec<(u32, IpNet)> {
+    let destination = message.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    });
+    let length = message.header.destination_prefix_length;
+    let net = destination.and_then(|address| IpNet::new(address, length).ok());
+    let net = net.filter(|_| length > 0 && message.header.kind == RouteType::Unicast);
+    let interfaces = message.attributes.iter().flat_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => vec![*index],
+        RouteAttribute::MultiPath(hops) => hops.iter().map(|hop| hop.interface_index).collect(),
+        _ => Vec::new(),
+    });
+    net.map_or_else(Vec::new, |net| interfaces.map(|index| (index, net)).collect())
 }
 
 fn route(family: Family, message: RouteMessage) -> Route {

@@ -324,12 +324,15 @@ pub fn tear_down(name: &str) -> io::Result<()> {
     let others = others.filter(|other| other.alias.starts_with(ALIAS) && other.index != index);
     let next = others.map(|other| other.index).min();
     let mut errors = Vec::new();
-    if link.is_some() {
-        errors.extend(kernel::delete_rules(Some(index)).err());
-        errors.extend(kernel::delete_link(index).err());
-    }
     // After the interface, which without it would be open to hosts outside.
-    errors.extend(Nft::default().remove_table(Ruleset::table(name)).err());
+    let remove_table = || Nft::default().remove_table(Ruleset::table(name)).map(drop);
+    match link.is_some() {
+        true => {
+            errors.extend(kernel::delete_rules(Some(index)).err());
+            errors.extend(kernel::delete_link_and(index, remove_table).err());
+        }
+        false => errors.extend(remove_table().err()),
+    }
     errors.extend(match next {
         // One that went by itself, as with its master, has taken the former settings with it.
         None => restore(link.map(|link| link.alias).as_deref().unwrap_or(ALIAS)).err(),

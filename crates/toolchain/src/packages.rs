@@ -66,7 +66,7 @@ const TOOLS: &[Tool] = &[
     tool("ctr", "containerd", &[Nodes]),
     tool("busybox", "busybox-static", &[Nodes]),
     tool("iptables", "iptables", &[Nodes]),
-    tool("host-local", "containernetworking-plugins", &[Cni, Nodes, Programs, Guest]),
+    tool("host-local", "containernetworking-plugins", &[Cni, Nodes, Guest]),
     tool("ethtool", "ethtool", &[Lab]),
     tool("ping", "iputils-ping", &[Traffic, Programs, Guest]),
     tool("curl", "curl", &[Traffic]),

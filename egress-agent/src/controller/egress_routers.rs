@@ -42,7 +42,7 @@ impl EgressRouterTask {
             view: RouterView::default(),
             image,
             written: BTreeMap::new(),
-            taken: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
             writer: RouterWriter::new(&client),
         };
         let changes = watches(&client, &outages);
@@ -55,8 +55,8 @@ struct RouterConversion {
     image: String,
     /// What this leader has written, by the UID and the configuration.
     written: BTreeMap<ServiceKey, (String, String)>,
-    /// Objects of others that have the names of a router's.
-    taken: BTreeMap<ServiceKey, String>,
+    /// Why the objects of a router could not be written: a reason and a message.
+    unwritten: BTreeMap<ServiceKey, (&'static str, String)>,
     writer: RouterWriter,
 }
 
@@ -77,12 +77,12 @@ impl Conversion for RouterConversion {
 
     fn forget_reported(&mut self) {
         self.written.clear();
-        self.taken.clear();
+        self.unwritten.clear();
     }
 
     async fn pass(&mut self, _: &KnownCluster, leadership: &Leadership) -> Vec<WriteError> {
         let mut errors = Vec::new();
-        self.taken.retain(|key, _| self.view.routers.contains_key(key));
+        self.unwritten.retain(|key, _| self.view.routers.contains_key(key));
         self.written.retain(|key, _| self.view.routers.contains_key(key));
         let desired: BTreeMap<&ServiceKey, Result<RouterObjects, String>> =
             self.view.routers.iter().map(|(key, stored)| (key, RouterObjects::of(key, stored, &self.image))).collect();
@@ -99,16 +99,25 @@ impl Conversion for RouterConversion {
             match outcome {
                 Ok(None) => {
                     info!(namespace = key.namespace, router = key.name, "objects of an EgressRouter written");
-                    self.taken.remove(&key);
+                    self.unwritten.remove(&key);
                     self.written.insert(key, written);
                 }
-                Ok(Some(what)) => drop(self.taken.insert(key, what)),
-                Err(error) => errors.push(error),
+                Ok(Some(kind)) => {
+                    let why = format!(
+                        "there is a {kind} of this name that is not of this EgressRouter; it is tried again when this object changes"
+                    );
+                    self.unwritten.insert(key, ("NameTaken", why));
+                }
+                Err(error) => {
+                    // It is tried again in a moment, and logged.
+                    self.unwritten.insert(key, ("WriteFailed", error.to_string()));
+                    errors.push(error);
+                }
             }
         }
         let statuses = desired.iter().filter_map(|(key, desired)| {
             let stored = self.view.routers.get(key)?;
-            let conditions = conditions(desired, self.taken.get(key), self.view.deployments.get(key));
+            let conditions = conditions(desired, self.unwritten.get(key), self.view.deployments.get(key));
             let status = status_value(&conditions, &stored.status);
             (stored.status["conditions"] != status["conditions"]).then(|| {
                 let (writer, key) = (&self.writer, (*key).clone());
@@ -186,20 +195,15 @@ fn own_object(object: &mut Value, router: &NamedRouter, uid: &str) {
 /// What the status says.
 fn conditions(
     desired: &Result<RouterObjects, String>,
-    taken: Option<&String>,
+    unwritten: Option<&(&'static str, String)>,
     deployment: Option<&RouterDeployment>,
 ) -> Vec<DesiredCondition> {
     let own = desired.as_ref().ok().map(|desired| desired.uid.as_str());
     let deployment = deployment.filter(|deployment| own.is_none() || deployment.owner.as_deref() == own);
     let is_available = deployment.is_some_and(|deployment| deployment.is_available);
-    let failure = match (desired, taken, deployment) {
+    let failure = match (desired, unwritten, deployment) {
         (Err(why), ..) => Some(("InvalidSpec", why.clone())),
-        (_, Some(kind), _) => Some((
-            "NameTaken",
-            format!(
-                "there is a {kind} of this name that is not of this EgressRouter; it is tried again when this object changes"
-            ),
-        )),
+        (_, Some(why), _) => Some(why.clone()),
         (.., Some(RouterDeployment { failure: Some(why), .. })) => Some(("DeploymentFailed", why.clone())),
         _ => None,
     };
@@ -278,7 +282,7 @@ mod tests {
             [("Available", false, "InvalidSpec"), ("Progressing", false, "Running"), ("Degraded", true, "InvalidSpec")];
         assert_eq!(said(&degraded), reasons);
         assert!(degraded[2].message.contains("10.0.0.300"), "{}", degraded[2].message);
-        let taken = conditions(&desired(valid()), Some(&"Service".to_owned()), Some(&running));
+        let taken = conditions(&desired(valid()), Some(&("NameTaken", String::new())), Some(&running));
         assert_eq!(said(&taken)[2], ("Degraded", true, "NameTaken"));
         let failing = conditions(&desired(valid()), None, Some(&failed));
         assert_eq!(said(&failing)[2], ("Degraded", true, "DeploymentFailed"));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use egress_router::import::routers;
+use egress_router::import::{of_text, routers};
 use egress_router::manifests::IMAGE;
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,9 +13,18 @@ use super::{read, said, shown};
 #[derive(Args)]
 pub(super) struct ImportArgs {
     /// YAML or JSON with pods of the OpenShift SDN's egress router, or what makes them, their ConfigMaps, and EgressRouter objects;
-    /// - is standard input
+    /// with --source the text of EGRESS_DESTINATION. - is standard input
     #[arg(default_value = "-")]
     file: PathBuf,
+    /// The value of EGRESS_SOURCE
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<String>,
+    /// The value of EGRESS_GATEWAY
+    #[arg(long, value_name = "ADDRESS", requires = "source")]
+    gateway: Option<String>,
+    /// The name of the objects
+    #[arg(long, value_name = "NAME", requires = "source", default_value = "egress-router")]
+    name: String,
     /// The image of the pods
     #[arg(long, value_name = "IMAGE", default_value = IMAGE)]
     image: String,
@@ -24,13 +33,20 @@ pub(super) struct ImportArgs {
 /// Prints the objects of all routers that can be imported, and ends with an error if there is one that cannot.
 pub(super) fn run(args: &ImportArgs) -> Result<(), String> {
     let text = read(&args.file)?;
-    let documents: Vec<Value> = serde_yaml::Deserializer::from_str(&text)
-        .map(Value::deserialize)
-        .collect::<Result<_, _>>()
-        .map_err(|error| format!("{} is no YAML: {error}", shown(&args.file)))?;
-    let found = routers(&documents);
+    let found = match &args.source {
+        Some(source) => vec![of_text(&args.name, source, args.gateway.as_deref(), &text)],
+        None => {
+            let documents: Result<Vec<Value>, _> =
+                serde_yaml::Deserializer::from_str(&text).map(Value::deserialize).collect();
+            routers(&documents.map_err(|error| format!("{} is no YAML: {error}", shown(&args.file)))?)
+        }
+    };
     if found.is_empty() {
-        return Err(format!("{} has neither a pod with EGRESS_SOURCE nor an EgressRouter", shown(&args.file)));
+        let place = shown(&args.file);
+        return Err(format!(
+            "{place} has neither a pod with EGRESS_SOURCE nor an EgressRouter; of a pod that a Deployment or the like has made, that \
+             must be in it"
+        ));
     }
     let mut failures = Vec::new();
     for one in found {

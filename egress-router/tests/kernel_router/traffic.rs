@@ -216,3 +216,51 @@ fn established_connections_pass_the_chains_once() {
     let packets = packets.unwrap_or_else(|| panic!("no counter in {rules}"));
     assert!((1..TURNS / 10).contains(&packets), "{packets} of {} packets and more", 2 * TURNS);
 }
+
+#[test]
+fn the_world_sees_the_first_address_unless_a_process_takes_another_one() {
+    let world = World::new();
+    let addresses = ["192.168.12.99/24", "192.168.12.98/24"];
+    world.added(&config(&addresses, json!({"redirect": ["8080 tcp 203.0.113.26 80"]})));
+    let _server = world.serve("server", "0.0.0.0:80");
+    assert_eq!(world.connect("client", "10.128.6.47:8080").expect("redirected"), address("192.168.12.99"));
+    assert_eq!(world.connect("router", "203.0.113.26:80").expect("its own"), address("192.168.12.99"));
+    let other = world.connect_bound("router", Bound::Address("192.168.12.98"), "203.0.113.26:80");
+    assert_eq!(other.expect("the other address"), address("192.168.12.98"));
+}
+
+#[test]
+fn the_interface_of_clients_has_any_name_and_the_node_needs_no_default_route() {
+    let world = World::new();
+    for line in
+        ["link set eth0 down", "link set eth0 name ens5", "link set ens5 up", "route add default via 10.128.6.1"]
+    {
+        world.ip("router", line);
+    }
+    world.until_up("router");
+    world.ip("node", "route del default via 192.168.12.1");
+    world.ip("node", "route del default via 2001:db8:12::1");
+    let given = json!({"gateway": "192.168.12.1", "redirect": ["8080 tcp 203.0.113.26 80"]});
+    world.added(&config(&["192.168.12.99/24"], given));
+    let _server = world.serve("server", "0.0.0.0:80");
+    assert_eq!(world.connect("client", "10.128.6.47:8080").expect("redirected"), address("192.168.12.99"));
+}
+
+#[test]
+fn a_port_is_redirected_for_its_protocol_alone() {
+    let world = World::new();
+    world
+        .added(&config(&["192.168.12.99/24"], json!({"redirect": ["53 udp 203.0.113.26", "443 tcp 203.0.113.26 80"]})));
+    let _server = world.serve("server", "0.0.0.0:80");
+    assert_eq!(world.connect("client", "10.128.6.47:443").expect("redirected"), address("192.168.12.99"));
+    for port in [53, 80] {
+        let refused = world.connect("client", &format!("10.128.6.47:{port}")).expect_err("not redirected");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{port}");
+    }
+    assert_eq!(
+        world.ask("client", "10.128.6.47:53", ("server", "203.0.113.26:53")).expect("an answer"),
+        address("192.168.12.99")
+    );
+    let refused = world.ask("client", "10.128.6.47:443", ("server", "203.0.113.26:443")).expect_err("not redirected");
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+}

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -273,6 +273,28 @@ impl World {
             })())
         });
         Ok(said.expect("the namespace is there")?.parse().expect("an address"))
+    }
+}
+
+impl World {
+    /// Sends a datagram to a server that answers it; what the server saw as its source.
+    pub(crate) fn ask(&self, from: &str, to: &str, (server, at): (&str, &str)) -> Result<IpAddr, io::Error> {
+        let (to, at): (SocketAddr, SocketAddr) = (to.parse().expect("a socket"), at.parse().expect("a socket"));
+        let server = self.netns(server).run(|| Ok(UdpSocket::bind(at)?)).expect("a server");
+        server.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let asker = self.netns(from).run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?)).expect("a socket");
+        asker.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let answering = std::thread::spawn(move || {
+            let mut bytes = [0; 8];
+            let (_, source) = server.recv_from(&mut bytes)?;
+            server.send_to(&[], source)?;
+            Ok::<_, io::Error>(source.ip())
+        });
+        asker.connect(to)?;
+        asker.send(&[1])?;
+        // A port that is closed is an error here; the server waits in vain then.
+        asker.recv(&mut [0; 8])?;
+        answering.join().expect("it does not panic")
     }
 }
 

@@ -148,6 +148,9 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
     if parts.contains(&Part::Program) || parts.contains(&Part::Lab) || on_nodes {
         packages::ensure(Purpose::Programs, !no_install)?;
     }
+    if parts.contains(&Part::Program) || parts.contains(&Part::Lab) {
+        packages::ensure(Purpose::Cni, !no_install)?;
+    }
     if parts.contains(&Part::Lab) || on_nodes {
         packages::ensure(Purpose::Lab, !no_install)?;
         packages::ensure(Purpose::Traffic, !no_install)?;

@@ -262,8 +262,10 @@ impl RouterBench {
         let echo = UdpEcho::start(server)?;
         for frames in out.frames.chunks(AT_ONCE) {
             let some = Flood { frames: frames.to_vec(), device: out.device.clone(), exit: out.exit.clone(), ..*out };
-            let is_answered = (0..ATTEMPTS).any(|_| answered(&some, client, core).unwrap_or(false));
-            ensure!(is_answered, "the server does not answer each of {} packets", frames.len());
+            let mut attempts = 0..ATTEMPTS;
+            while !answered(&some, client, core)? {
+                ensure!(attempts.next().is_some(), "the server does not answer each of {} packets", frames.len());
+            }
         }
         echo.stop()
     }
