@@ -10,6 +10,7 @@
 //! | `netfilter` | the two rules of the published plugin: DNAT where packets come in, SNAT where they leave |
 //! | `ours` | what `egress-router` sets up |
 
+use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::sync::Arc;
@@ -263,26 +264,33 @@ impl RouterBench {
         for frames in out.frames.chunks(AT_ONCE) {
             let some = Flood { frames: frames.to_vec(), device: out.device.clone(), exit: out.exit.clone(), ..*out };
             let mut attempts = 0..ATTEMPTS;
-            while !answered(&some, client, core)? {
-                ensure!(attempts.next().is_some(), "the server does not answer each of {} packets", frames.len());
+            loop {
+                let missing = missing(&some, client, core)?;
+                if missing == 0 {
+                    break;
+                }
+                if attempts.next().is_none() {
+                    echo.stop()?;
+                    bail!("{}: of {} packets {missing} are not answered", self.tag, frames.len());
+                }
             }
         }
         echo.stop()
     }
 }
 
-/// Whether there are as many answers as packets were sent. On a busy machine some get lost.
-fn answered(some: &Flood<'_>, client: &Netns, core: usize) -> Result<bool> {
+/// How many answers are missing to as many packets as there are connections. On a busy machine some get lost.
+fn missing(some: &Flood<'_>, client: &Netns, core: usize) -> Result<u64> {
     let all = flood::counted(client, "eth0")? + some.frames.len() as u64;
     some.open(core)?;
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
-        if flood::counted(client, "eth0")? >= all {
-            return Ok(true);
+    loop {
+        let missing = all.saturating_sub(flood::counted(client, "eth0")?);
+        if missing == 0 || begin.elapsed() >= PATIENCE {
+            return Ok(missing);
         }
         thread::sleep(Duration::from_millis(1));
     }
-    Ok(false)
 }
 
 impl Drop for RouterBench {
@@ -326,7 +334,8 @@ impl UdpEcho {
             while !is_over.load(Ordering::Relaxed) {
                 match socket.recv_from(&mut bytes) {
                     Ok((length, from)) => socket.send_to(&bytes[..length], from).map(drop)?,
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    // The time is over, or a program that was started has ended.
+                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
