@@ -199,6 +199,8 @@ pub enum RouterChange {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredRouter {
     pub uid: String,
+    /// Changes with every write of the object.
+    pub version: String,
     /// What cannot be read is said in its status.
     pub spec: Result<EgressRouterSpec, String>,
     pub status: Value,
@@ -237,7 +239,9 @@ fn key(meta: &ObjectMeta) -> ServiceKey {
 
 fn router(object: &DynamicObject) -> StoredRouter {
     let spec = EgressRouterSpec::deserialize(&object.data["spec"]).map_err(|error| format!("spec: {error}"));
-    StoredRouter { uid: object.metadata.uid.clone().unwrap_or_default(), spec, status: object.data["status"].clone() }
+    let (uid, version) = (object.metadata.uid.clone(), object.metadata.resource_version.clone());
+    let status = object.data["status"].clone();
+    StoredRouter { uid: uid.unwrap_or_default(), version: version.unwrap_or_default(), spec, status }
 }
 
 fn controller(meta: &ObjectMeta) -> Option<String> {

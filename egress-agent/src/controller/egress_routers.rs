@@ -55,9 +55,18 @@ struct RouterConversion {
     image: String,
     /// What this leader has written, by the UID and the configuration.
     written: BTreeMap<ServiceKey, (String, String)>,
-    /// Why the objects of a router could not be written: a reason and a message.
-    unwritten: BTreeMap<ServiceKey, (&'static str, String)>,
+    /// Routers whose objects could not be written.
+    unwritten: BTreeMap<ServiceKey, Unwritten>,
     writer: RouterWriter,
+}
+
+/// Why the objects of a router could not be written.
+struct Unwritten {
+    reason: &'static str,
+    message: String,
+    /// The version of the EgressRouter that was refused, for which it is not tried again: else many that the API server refuses would
+    /// keep it and this task busy. `None` if it may go well in a moment.
+    refused: Option<String>,
 }
 
 impl Conversion for RouterConversion {
@@ -89,29 +98,32 @@ impl Conversion for RouterConversion {
         let valid = desired.iter().filter_map(|(key, desired)| Some((*key, desired.as_ref().ok()?)));
         let to_write = valid.filter(|(key, desired)| {
             let owner = self.view.deployments.get(key).and_then(|deployment| deployment.owner.as_ref());
-            owner != Some(&desired.uid) || self.written.get(key) != Some(&desired.written())
+            let is_written = owner == Some(&desired.uid) && self.written.get(key) == Some(&desired.written());
+            let refused = self.unwritten.get(key).and_then(|unwritten| unwritten.refused.as_ref());
+            !is_written && refused != Some(&desired.version)
         });
         let writes = to_write.map(|(key, desired)| {
             let writer = &self.writer;
-            async move { (key.clone(), desired.written(), desired.write(writer, key, leadership).await) }
+            async move { (key.clone(), desired, desired.write(writer, key, leadership).await) }
         });
-        for (key, written, outcome) in all(writes.collect()).await {
+        for (key, desired, outcome) in all(writes.collect()).await {
             match outcome {
                 Ok(None) => {
                     info!(namespace = key.namespace, router = key.name, "objects of an EgressRouter written");
                     self.unwritten.remove(&key);
-                    self.written.insert(key, written);
+                    self.written.insert(key, desired.written());
                 }
                 Ok(Some(kind)) => {
-                    let why = format!(
-                        "there is a {kind} of this name that is not of this EgressRouter; it is tried again when this object changes"
-                    );
-                    self.unwritten.insert(key, ("NameTaken", why));
+                    let message = format!("there is a {kind} of this name that is not of this EgressRouter");
+                    let refused = Some(desired.version.clone());
+                    self.unwritten.insert(key, Unwritten { reason: "NameTaken", message, refused });
                 }
                 Err(error) => {
-                    // It is tried again in a moment, and logged.
-                    self.unwritten.insert(key, ("WriteFailed", error.to_string()));
-                    errors.push(error);
+                    let is_refused = (400..500).contains(&error.code()) && ![409, 429].contains(&error.code());
+                    let refused = is_refused.then(|| desired.version.clone());
+                    self.unwritten
+                        .insert(key, Unwritten { reason: "WriteFailed", message: error.to_string(), refused });
+                    errors.extend((!is_refused).then_some(error));
                 }
             }
         }
@@ -132,6 +144,8 @@ impl Conversion for RouterConversion {
 /// The objects of a router.
 struct RouterObjects {
     uid: String,
+    /// Of the EgressRouter.
+    version: String,
     /// As the pods' annotation has it.
     configuration: String,
     objects: Vec<DynamicObject>,
@@ -140,6 +154,12 @@ struct RouterObjects {
 
 impl RouterObjects {
     fn of(key: &ServiceKey, stored: &StoredRouter, image: &str) -> Result<Self, String> {
+        if !is_label(&key.name) {
+            let name = &key.name;
+            return Err(format!(
+                "metadata.name: a Service cannot be named {name}: a letter, then letters, digits and -, at most 63"
+            ));
+        }
         let router = of_egress_router(&key.namespace, &key.name, stored.spec.as_ref().map_err(Clone::clone)?)?;
         let objects = router.objects(image).map_err(|error| error.to_string())?;
         let configuration = Value::Object(router.config()).to_string();
@@ -156,7 +176,7 @@ impl RouterObjects {
         let has_service = own.iter().any(|object| kind(object).as_deref() == Some("Service"));
         // The Deployment says that all are there.
         own.sort_by_key(|object| kind(object).as_deref() == Some("Deployment"));
-        Ok(Self { uid: stored.uid.clone(), configuration, objects: own, has_service })
+        Ok(Self { uid: stored.uid.clone(), version: stored.version.clone(), configuration, objects: own, has_service })
     }
 
     fn written(&self) -> (String, String) {
@@ -183,6 +203,15 @@ impl RouterObjects {
     }
 }
 
+/// A label of RFC 1035, as Services are named; letters are lower-case ones.
+fn is_label(name: &str) -> bool {
+    let is_inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    name.len() <= 63
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && !name.ends_with('-')
+        && name.chars().all(is_inside)
+}
+
 /// The garbage collector removes it with the EgressRouter.
 fn own_object(object: &mut Value, router: &NamedRouter, uid: &str) {
     object["metadata"]["labels"][OF_ROUTER] = json!(router.name);
@@ -195,7 +224,7 @@ fn own_object(object: &mut Value, router: &NamedRouter, uid: &str) {
 /// What the status says.
 fn conditions(
     desired: &Result<RouterObjects, String>,
-    unwritten: Option<&(&'static str, String)>,
+    unwritten: Option<&Unwritten>,
     deployment: Option<&RouterDeployment>,
 ) -> Vec<DesiredCondition> {
     let own = desired.as_ref().ok().map(|desired| desired.uid.as_str());
@@ -203,20 +232,23 @@ fn conditions(
     let is_available = deployment.is_some_and(|deployment| deployment.is_available);
     let failure = match (desired, unwritten, deployment) {
         (Err(why), ..) => Some(("InvalidSpec", why.clone())),
-        (_, Some(why), _) => Some(why.clone()),
+        (_, Some(Unwritten { reason, message, refused }), _) => {
+            let again = if refused.is_some() { "; it is tried again when this object changes" } else { "" };
+            Some((*reason, format!("{message}{again}")))
+        }
         (.., Some(RouterDeployment { failure: Some(why), .. })) => Some(("DeploymentFailed", why.clone())),
         _ => None,
     };
     let waiting = ("Waiting", "the router's pod is not available yet; its events say why".to_owned());
     let condition =
         |kind, status, (reason, message): (&'static str, String)| DesiredCondition { kind, status, reason, message };
-    let running = || ("Running", String::new());
-    let available = if is_available { running() } else { failure.clone().unwrap_or_else(|| waiting.clone()) };
+    let as_expected = || ("AsExpected", String::new());
+    let available = if is_available { as_expected() } else { failure.clone().unwrap_or_else(|| waiting.clone()) };
     let progressing = match (&failure, is_available) {
         (None, false) => (true, waiting),
-        _ => (false, running()),
+        _ => (false, as_expected()),
     };
-    let (is_degraded, degraded) = failure.map_or((false, running()), |failure| (true, failure));
+    let (is_degraded, degraded) = failure.map_or((false, as_expected()), |failure| (true, failure));
     vec![
         condition("Available", is_available, available),
         condition("Progressing", progressing.0, progressing.1),
@@ -230,7 +262,7 @@ mod tests {
 
     fn stored(spec: Value) -> StoredRouter {
         let spec = serde_json::from_value(spec).map_err(|error: serde_json::Error| error.to_string());
-        StoredRouter { uid: "u1".to_owned(), spec, status: Value::Null }
+        StoredRouter { uid: "u1".to_owned(), version: "7".to_owned(), spec, status: Value::Null }
     }
 
     fn valid() -> Value {
@@ -270,21 +302,34 @@ mod tests {
             RouterDeployment { owner: Some("u1".to_owned()), is_available: true, ..RouterDeployment::default() };
         let failed = RouterDeployment { is_available: false, failure: Some("quota".to_owned()), ..running.clone() };
         let of_another = RouterDeployment { owner: None, ..running.clone() };
-        let waits = [("Available", false, "Waiting"), ("Progressing", true, "Waiting"), ("Degraded", false, "Running")];
+        let waits =
+            [("Available", false, "Waiting"), ("Progressing", true, "Waiting"), ("Degraded", false, "AsExpected")];
         assert_eq!(said(&conditions(&desired(valid()), None, None)), waits);
         assert_eq!(said(&conditions(&desired(valid()), None, Some(&of_another))), waits);
-        let runs = [("Available", true, "Running"), ("Progressing", false, "Running"), ("Degraded", false, "Running")];
+        let runs = [
+            ("Available", true, "AsExpected"),
+            ("Progressing", false, "AsExpected"),
+            ("Degraded", false, "AsExpected"),
+        ];
         assert_eq!(said(&conditions(&desired(valid()), None, Some(&running))), runs);
         let mut invalid = valid();
         invalid["addresses"][0]["gateway"] = json!("10.0.0.300");
         let degraded = conditions(&desired(invalid), None, None);
-        let reasons =
-            [("Available", false, "InvalidSpec"), ("Progressing", false, "Running"), ("Degraded", true, "InvalidSpec")];
+        let reasons = [
+            ("Available", false, "InvalidSpec"),
+            ("Progressing", false, "AsExpected"),
+            ("Degraded", true, "InvalidSpec"),
+        ];
         assert_eq!(said(&degraded), reasons);
         assert!(degraded[2].message.contains("10.0.0.300"), "{}", degraded[2].message);
-        let taken = conditions(&desired(valid()), Some(&("NameTaken", String::new())), Some(&running));
+        let refused = Unwritten { reason: "NameTaken", message: String::new(), refused: Some("7".to_owned()) };
+        let taken = conditions(&desired(valid()), Some(&refused), Some(&running));
         assert_eq!(said(&taken)[2], ("Degraded", true, "NameTaken"));
         let failing = conditions(&desired(valid()), None, Some(&failed));
         assert_eq!(said(&failing)[2], ("Degraded", true, "DeploymentFailed"));
+        for name in ["web.shop", "7web", "web-", &"w".repeat(64)] {
+            let key = ServiceKey { name: name.to_owned(), ..key() };
+            assert!(RouterObjects::of(&key, &stored(valid()), "image:1").is_err(), "{name}");
+        }
     }
 }

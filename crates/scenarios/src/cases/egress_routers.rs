@@ -122,7 +122,7 @@ fn objects_and_status(context: &LabContext) -> Result<()> {
     let redirects = json!(["80 tcp 203.0.113.25", "8080 udp 203.0.113.26 80"]);
     ensure!(configuration["ip"]["redirect"] == redirects, "{configuration}");
     lab.set_available("web", 1)?;
-    lab.says("web", "Available", "Running")?;
+    lab.says("web", "Available", "AsExpected")?;
 
     // A bad one degrades itself alone, and another one of the namespace has objects of its own.
     let bad = json!({"addresses": [{"ip": "192.168.12.98/24", "gateway": "10.0.0.300"}]});
@@ -134,9 +134,13 @@ fn objects_and_status(context: &LabContext) -> Result<()> {
     ensure!(lab.configuration("second")?["ip"]["fallbackIP"] == "203.0.113.27", "the fallback is lost");
     lab.says("second", "Progressing", "Waiting")?;
     ensure!(lab.cluster.api.get(&format!("{SERVICES}/second"))?.is_none(), "a Service without ports");
-    lab.says("web", "Available", "Running")?;
+    lab.says("web", "Available", "AsExpected")?;
     lab.cluster.api.merge(&format!("{ROUTERS}/bad"), &json!({"spec": {"addresses": [{"ip": "192.168.12.98/24"}]}}))?;
     lab.says("bad", "Progressing", "Waiting")?;
+
+    lab.create("web.shop", &spec("192.168.12.95/24", &json!({})))?;
+    let why = lab.says("web.shop", "Degraded", "InvalidSpec")?;
+    ensure!(why.contains("metadata.name"), "{why}");
 
     // What is another one's stays as it is.
     let taken = json!({
