@@ -1,5 +1,10 @@
 //! Calls as runtimes make them: versions, codes, what DEL and CHECK do, and many at once.
 
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use egress_lab::topology::netns::link_address;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, socket};
 use serde_json::{Value, json};
 
 use crate::world::{World, address, config, usual};
@@ -392,4 +397,37 @@ fn several_default_routes_of_the_pod_and_of_the_node_are_served() {
     assert_eq!(world.connect("router", "192.168.12.2:9000").expect("the node"), address("10.128.6.47"));
     assert!(world.call("DEL", &with_gateway.to_string(), &[]).is_success);
     world.assert_as_before("router", &before);
+}
+
+#[test]
+fn a_neighbour_that_floods_does_not_hold_up_the_question_for_duplicates() {
+    const FLOOD: Duration = Duration::from_secs(4);
+    let world = World::new();
+    let flood = world.netns("server").spawn(|| {
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
+        bind(socket.as_raw_fd(), &link_address("lan0")?)?;
+        // A question for another host's address, to everyone.
+        let mut frame = [0_u8; 42];
+        frame[..6].fill(0xff);
+        frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+        frame[12..22].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+        frame[22..28].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+        frame[28..32].copy_from_slice(&[192, 168, 12, 9]);
+        frame[38..42].copy_from_slice(&[192, 168, 12, 10]);
+        let (begin, mut sent) = (Instant::now(), 0_u64);
+        while begin.elapsed() < FLOOD {
+            // A full queue is no matter.
+            sent += u64::from(send(socket.as_raw_fd(), &frame, MsgFlags::empty()).is_ok());
+        }
+        Ok(sent)
+    });
+    let flood = flood.expect("a thread");
+    std::thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    world.added(&usual());
+    let took = begin.elapsed();
+    let sent = flood.join().expect("it does not panic").expect("it sends");
+    println!("ADD took {} ms beside {sent} frames", took.as_millis());
+    // It would end with the flood.
+    assert!(took < FLOOD - Duration::from_secs(1) && sent > 1_000, "{took:?}, {sent} frames");
 }
