@@ -13,7 +13,7 @@ use egress_cni::{CniError, code};
 use serde_json::{Map, Value};
 
 /// Where the runtime's environment, which is the node's, says that configurations are.
-const VARIABLE: &str = "EGRESS_ROUTER_CONFIG_DIR";
+pub const CONFIG_DIR_VARIABLE: &str = "EGRESS_ROUTER_CONFIG_DIR";
 pub const CONFIG_DIR: &str = "/etc/cni/net.d";
 /// The installation's own folder there, and its files.
 pub const FOLDER: &str = "egress-router.d";
@@ -25,7 +25,7 @@ pub const DEFAULT_KEYS: [&str; 4] = ["clusterNetworks", "serviceNetworks", "loca
 const LOG_DIRS: [&str; 2] = ["/var/log", "/tmp"];
 
 fn config_dir() -> PathBuf {
-    std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(CONFIG_DIR), PathBuf::from)
+    std::env::var_os(CONFIG_DIR_VARIABLE).map_or_else(|| PathBuf::from(CONFIG_DIR), PathBuf::from)
 }
 
 /// The fields of a configuration, with the node's defaults for those that are missing.

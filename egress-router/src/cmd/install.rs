@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use egress_cni::files;
-use egress_router::node_files::{CONFIG_DIR, DEFAULT_KEYS, DEFAULTS, FOLDER, KUBECONFIG};
+use egress_router::node_files::{CONFIG_DIR, CONFIG_DIR_VARIABLE, DEFAULT_KEYS, DEFAULTS, FOLDER, KUBECONFIG};
 use ipnet::IpNet;
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value, json};
@@ -29,8 +29,8 @@ pub(super) struct PlaceArgs {
     #[arg(long, env = "EGRESS_ROUTER_BIN_DIR", value_name = "DIRECTORY", default_value = "/opt/cni/bin")]
     bin_dir: PathBuf,
     /// Directory of the CNI configurations
-    #[arg(long, env = "EGRESS_ROUTER_CONF_DIR", value_name = "DIRECTORY", default_value = CONFIG_DIR)]
-    conf_dir: PathBuf,
+    #[arg(long, env = CONFIG_DIR_VARIABLE, value_name = "DIRECTORY", default_value = CONFIG_DIR)]
+    config_dir: PathBuf,
     /// Stay until a signal, as a pod of a DaemonSet has to
     #[arg(long)]
     stay: bool,
@@ -57,7 +57,7 @@ impl PlaceArgs {
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.conf_dir.join(FOLDER).join(name)
+        self.config_dir.join(FOLDER).join(name)
     }
 
     /// Does it once, or again and again until a signal. An error ends the former; the latter says it once and tries again.
@@ -65,33 +65,38 @@ impl PlaceArgs {
         if !self.stay {
             return act().map(|changed| say(&changed));
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let io = |error: std::io::Error| format!("cannot wait for signals: {error}");
-        runtime.map_err(io)?.block_on(async {
-            let mut terminate = signal(SignalKind::terminate()).map_err(io)?;
-            let mut interrupt = signal(SignalKind::interrupt()).map_err(io)?;
-            let mut reported = String::new();
-            loop {
-                match act() {
-                    Ok(changed) => {
-                        say(&changed);
-                        reported.clear();
-                    }
-                    Err(why) => {
-                        if why != reported {
-                            eprintln!("{why}; trying again");
-                            reported = why;
-                        }
-                    }
-                }
-                tokio::select! {
-                    _ = terminate.recv() => return Ok(()),
-                    _ = interrupt.recv() => return Ok(()),
-                    () = tokio::time::sleep(INTERVAL) => {}
+        let mut reported = String::new();
+        until_signal(|| match act() {
+            Ok(changed) => {
+                say(&changed);
+                reported.clear();
+            }
+            Err(why) => {
+                if why != reported {
+                    eprintln!("{why}; trying again");
+                    reported = why;
                 }
             }
         })
     }
+}
+
+/// Does it again and again until a signal.
+fn until_signal(mut act: impl FnMut()) -> Result<(), String> {
+    let io = |error: std::io::Error| format!("cannot wait for signals: {error}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(io)?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(io)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(io)?;
+        loop {
+            act();
+            tokio::select! {
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+                () = tokio::time::sleep(INTERVAL) => {}
+            }
+        }
+    })
 }
 
 fn say(changed: &[PathBuf]) {
@@ -102,7 +107,7 @@ pub(super) fn install(args: &InstallArgs) -> Result<(), String> {
     let program = std::fs::read("/proc/self/exe").map_err(|error| format!("cannot read this program: {error}"))?;
     let defaults = defaults(&args.cluster_networks, &args.service_networks);
     args.place.perform(|| {
-        let folder = args.place.conf_dir.join(FOLDER);
+        let folder = args.place.config_dir.join(FOLDER);
         std::fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         let mut changed = Vec::new();
         let mut put = |path: PathBuf, content: &[u8], mode| match files::ensure(&path, content, mode) {
@@ -129,23 +134,14 @@ pub(super) fn uninstall(args: &PlaceArgs) -> Result<(), String> {
     args.perform(|| {
         let changed = removed(&[args.program(), args.file(KUBECONFIG), args.file(DEFAULTS)])?;
         // What else an administrator has put there stays.
-        drop(std::fs::remove_dir(args.conf_dir.join(FOLDER)));
+        drop(std::fs::remove_dir(args.config_dir.join(FOLDER)));
         Ok(changed)
     })
 }
 
 /// Waits for a signal, as the container of a router pod, whose work the kernel does.
 pub(super) fn pause() -> Result<(), String> {
-    let io = |error: std::io::Error| format!("cannot wait for signals: {error}");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(io)?.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).map_err(io)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(io)?;
-        tokio::select! {
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
-        }
-    })
+    until_signal(|| ())
 }
 
 fn removed(paths: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
@@ -205,7 +201,7 @@ mod tests {
     }
 
     fn place(folder: &Path) -> PlaceArgs {
-        PlaceArgs { bin_dir: folder.join("bin"), conf_dir: folder.join("net.d"), stay: false }
+        PlaceArgs { bin_dir: folder.join("bin"), config_dir: folder.join("net.d"), stay: false }
     }
 
     #[test]
@@ -233,7 +229,7 @@ mod tests {
         assert!(!args.place.program().exists() && args.place.file("own.json").exists());
         std::fs::remove_file(args.place.file("own.json")).expect("it was there");
         uninstall(&args.place).expect("removed");
-        assert!(!args.place.conf_dir.join(FOLDER).exists());
+        assert!(!args.place.config_dir.join(FOLDER).exists());
         std::fs::remove_dir_all(&folder).expect("it was there");
     }
 

@@ -1,6 +1,6 @@
-//! The accounts of agents and controllers, with the rights of `deploy/base/rbac.yaml` as it is shipped, and those for EgressRouters: a missing right shows in
-//! the lab first. Only the namespace differs, one that every cluster has: a namespace that the lab made could not be removed
-//! again from a server without controllers.
+//! The accounts of agents and controllers, with the rights of `deploy/base/rbac.yaml` as it is shipped, and of controllers those for
+//! EgressRouters too: a missing right shows in the lab first. Only the namespace differs, one that every cluster has: a namespace
+//! that the lab made could not be removed again from a server without controllers.
 //!
 //! ```text
 //! rbac.yaml --create--> accounts, roles, bindings --TokenRequest--> tokens --> the nodes' kubeconfigs
