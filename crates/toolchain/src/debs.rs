@@ -13,6 +13,85 @@ use anyhow::{Context, Result, bail};
 use super::command::{Progress, is_root, output, run};
 use super::packages;
 
+/// Which package lists are read.
+pub enum Lists {
+    /// Those of the machine.
+    OfMachine,
+    /// Those of another release of Debian, from the archive that the machine's own sources name, kept in a folder of their own:
+    /// the machine's configuration is not changed.
+    OfRelease { suite: &'static str, folder: PathBuf },
+}
+
+/// Signs Debian's releases.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+impl Lists {
+    /// A command of apt that reads these lists.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        if let Self::OfRelease { folder, .. } = self {
+            let place = |name: &str| folder.join(name).display().to_string();
+            for option in [
+                format!("Dir::Etc::sourcelist={}", place("sources.list")),
+                "Dir::Etc::sourceparts=/dev/null".to_owned(),
+                format!("Dir::State::lists={}", place("lists")),
+                format!("Dir::Cache={}", place("cache")),
+            ] {
+                command.args(["-o", &option]);
+            }
+        }
+        command
+    }
+
+    fn are_empty(&self) -> bool {
+        match self {
+            Self::OfMachine => packages::lists_are_empty(),
+            Self::OfRelease { folder, .. } => !packages::has_lists(&folder.join("lists")),
+        }
+    }
+
+    fn update(&self) -> Result<()> {
+        let Self::OfRelease { suite, folder } = self else {
+            packages::update_lists();
+            return Ok(());
+        };
+        let archive = archive()?;
+        for name in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(folder.join(name)).with_context(|| format!("create {}", folder.display()))?;
+        }
+        fs::write(folder.join("sources.list"), format!("deb [signed-by={KEYRING}] {archive} {suite} main\n"))
+            .with_context(|| format!("write the sources of {suite}"))?;
+        run(self.command("apt-get").args(["-o", "APT::Sandbox::User=root", "-qq", "update"]))
+    }
+
+    /// Whether `update` needs no rights of root.
+    fn are_own(&self) -> bool {
+        matches!(self, Self::OfRelease { .. })
+    }
+}
+
+/// Debian's archive, as the machine's sources name it.
+fn archive() -> Result<String> {
+    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
+    let parts = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();
+    files.extend(parts.map(|entry| entry.path()));
+    let texts = files.iter().filter_map(|file| fs::read_to_string(file).ok());
+    texts
+        .flat_map(|text| archives(&text).map(str::to_owned).collect::<Vec<_>>())
+        .next()
+        .context("the package sources of this machine name no archive of Debian (an address that ends in /debian)")
+}
+
+/// The addresses in a file of sources, of either format, that are Debian's main archive.
+fn archives(sources: &str) -> impl Iterator<Item = &str> {
+    sources
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .flat_map(str::split_whitespace)
+        .map(|word| word.trim_end_matches('/'))
+        .filter(|word| word.contains("://") && word.ends_with("/debian"))
+}
+
 /// What the packages are unpacked into, in the folder that `fetch` makes.
 pub fn root(folder: &Path) -> PathBuf {
     folder.join("root")
@@ -25,6 +104,7 @@ pub fn root(folder: &Path) -> PathBuf {
 pub fn fetch(
     folder: &Path,
     what: &str,
+    lists: &Lists,
     progress: &Progress,
     choose: impl Fn() -> Result<Vec<String>>,
     finish: impl Fn(&Path) -> Result<()>,
@@ -35,11 +115,11 @@ pub fn fetch(
         }
     }
     let parts = beside(folder);
-    let names = with_fresh_lists(progress, || {
+    let names = with_fresh_lists(lists, progress, || {
         let names = choose()?;
         progress.step(&format!("downloading {what}: {}", names.join(" ")));
         remove(&parts)?;
-        download(&parts.join("debs"), &names).with_context(|| format!("download {what}"))?;
+        download(lists, &parts.join("debs"), &names).with_context(|| format!("download {what}"))?;
         Ok(names)
     })?;
     progress.step(&format!("unpacking {} packages into {}", names.len(), folder.display()));
@@ -57,20 +137,21 @@ fn beside(folder: &Path) -> PathBuf {
 }
 
 /// Tries; where that fails and we may, brings the package lists up to date and tries again.
-fn with_fresh_lists<T>(progress: &Progress, attempt: impl Fn() -> Result<T>) -> Result<T> {
-    if is_root() && packages::lists_are_empty() {
+fn with_fresh_lists<T>(lists: &Lists, progress: &Progress, attempt: impl Fn() -> Result<T>) -> Result<T> {
+    let may_update = is_root() || lists.are_own();
+    if may_update && lists.are_empty() {
         progress.step("there are no package lists yet: running apt-get update");
-        packages::update_lists();
+        lists.update()?;
     }
     let first = match attempt() {
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    if !is_root() {
+    if !may_update {
         bail!("{first:#} (the package lists may be missing or old: run `apt-get update` as root)");
     }
     progress.step(&format!("{first:#}: running apt-get update"));
-    packages::update_lists();
+    lists.update()?;
     attempt()
 }
 
@@ -78,15 +159,17 @@ fn with_fresh_lists<T>(progress: &Progress, attempt: impl Fn() -> Result<T>) -> 
 /// that the system lacks.
 ///
 /// apt works the dependencies out as if nothing were installed, so that no conflict with an installed package counts.
-pub fn closure(packages: &[&str], own: &[&str]) -> Result<Vec<String>> {
+pub fn closure(lists: &Lists, packages: &[&str], own: &[&str]) -> Result<Vec<String>> {
     let plan = output(
-        Command::new("apt-get")
+        lists
+            .command("apt-get")
             .args(["--simulate", "-o", "Dir::State::status=/dev/null", "install", "--no-install-recommends"])
             .args(packages)
             .env("LC_ALL", "C"),
     )
     .with_context(|| format!("the package lists do not have {}", packages.join(", ")))?;
-    let installed = installed()?;
+    // Libraries of another release are used whatever the machine has.
+    let installed = if lists.are_own() { HashSet::new() } else { installed()? };
     let wanted = |name: &&str| {
         let own = own.iter().any(|prefix| name.starts_with(prefix));
         let library = name.starts_with("lib") && !name.ends_with("-dev") && !installed.contains(*name);
@@ -115,10 +198,10 @@ pub fn search(pattern: &str) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
 }
 
-fn download(folder: &Path, names: &[String]) -> Result<()> {
+fn download(lists: &Lists, folder: &Path, names: &[String]) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     // As root, apt would rather be another user, who often cannot read our folder: say so beforehand, not in a warning.
-    let mut command = Command::new("apt-get");
+    let mut command = lists.command("apt-get");
     command.args(["-qq", "-o", "APT::Sandbox::User=root", "download"]).args(names);
     run(command.current_dir(folder))
 }
@@ -150,6 +233,16 @@ mod tests {
     fn the_plan_of_apt_is_read() {
         let text = "Reading state information...\nInst libllvm22 (1:22.1.8-1 Debian:12 [amd64])\nInst rustc-web (1.96)\nConf rustc-web (1.96)\n";
         assert_eq!(planned(text).collect::<Vec<_>>(), ["libllvm22", "rustc-web"]);
+    }
+
+    #[test]
+    fn the_archive_is_found_in_both_formats() {
+        let list =
+            "# deb http://old.example/debian bullseye main\ndeb [arch=amd64] http://a.example/debian/ bookworm main\n";
+        assert_eq!(archives(list).collect::<Vec<_>>(), ["http://a.example/debian"]);
+        let parts = "Types: deb\nURIs: http://b.example/debian-security http://b.example/debian\nSuites: bookworm\n";
+        assert_eq!(archives(parts).collect::<Vec<_>>(), ["http://b.example/debian"]);
+        assert_eq!(archives("deb http://c.example/ubuntu noble main\n").count(), 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! 3. `object` builds `egress-ebpf`, `binaries` builds egress-agent, which embeds the object, and egress-router, and `image` makes
 //!    an image of both.
 //!
-//! `packages` installs distribution packages for run time (nft, tcpdump, ...).
+//! `packages` installs distribution packages for run time (nft, tcpdump, ...); `ovn` unpacks Open vSwitch and OVN for the lab.
 
 mod binaries;
 mod command;
@@ -17,6 +17,7 @@ mod image;
 pub mod kubectl;
 mod linker;
 mod object;
+pub mod ovn;
 pub mod packages;
 mod paths;
 

@@ -158,9 +158,12 @@ pub(super) fn update_lists() {
 
 /// As in a fresh image of a container or a cloud.
 pub(super) fn lists_are_empty() -> bool {
+    !has_lists(Path::new("/var/lib/apt/lists"))
+}
+
+pub(super) fn has_lists(folder: &Path) -> bool {
     let is_list = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().contains("_Packages");
-    let mut lists = std::fs::read_dir("/var/lib/apt/lists").into_iter().flatten().flatten();
-    !lists.any(is_list)
+    std::fs::read_dir(folder).into_iter().flatten().flatten().any(is_list)
 }
 
 fn apt_get() -> Command {

@@ -53,6 +53,16 @@ impl Paths {
         self.target.join("kernels")
     }
 
+    /// Open vSwitch and OVN.
+    pub fn ovn(&self) -> PathBuf {
+        self.target.join("ovn")
+    }
+
+    /// The package lists of another release of the distribution.
+    pub fn lists_of(&self, suite: &str) -> PathBuf {
+        self.target.join("package-lists").join(suite)
+    }
+
     /// The object that the benchmark runs programs with.
     pub fn rig(&self) -> PathBuf {
         self.target.join("bpf/egress-rig.o")

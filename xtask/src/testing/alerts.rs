@@ -8,7 +8,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
-use egress_toolchain::{Paths, Progress, debs, packages, run};
+use egress_toolchain::debs::{self, Lists};
+use egress_toolchain::{Paths, Progress, packages, run};
 
 const PROGRAM: &str = "promtool";
 /// That it comes in.
@@ -33,7 +34,7 @@ fn promtool(paths: &Paths, progress: &Progress) -> Result<PathBuf> {
     }
     let folder = paths.target.join(PACKAGE);
     if !folder.exists() {
-        debs::fetch(&folder, PROGRAM, progress, || Ok(vec![PACKAGE.to_owned()]), |_| Ok(()))?;
+        debs::fetch(&folder, PROGRAM, &Lists::OfMachine, progress, || Ok(vec![PACKAGE.to_owned()]), |_| Ok(()))?;
     }
     Ok(debs::root(&folder).join("usr/bin").join(PROGRAM))
 }

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use egress_toolchain::{Paths, Progress, debs, packages};
+use egress_toolchain::debs::{self, Lists};
+use egress_toolchain::{Paths, Progress, packages};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const PACKAGES: [&str; 1] = ["qemu-system-x86"];
@@ -48,7 +49,8 @@ impl Qemu {
         }
         let folder = paths.kernels().join("qemu");
         if !folder.exists() {
-            debs::fetch(&folder, "qemu", progress, || debs::closure(&PACKAGES, &OWN), |_| Ok(()))?;
+            let lists = Lists::OfMachine;
+            debs::fetch(&folder, "qemu", &lists, progress, || debs::closure(&lists, &PACKAGES, &OWN), |_| Ok(()))?;
         }
         let root = debs::root(&folder);
         let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|library| root.join(library));
