@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
+use egress_toolchain::{Paths, Progress, ovn};
 
 use crate::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT};
-use crate::topology::builder::LabBuilder;
+use crate::topology::builder::{Ground, LabBuilder};
 use crate::topology::host_config::{HostConfig, SecondNic};
 use crate::topology::lab::Lab;
 use crate::traffic::server::Server;
@@ -23,6 +24,9 @@ pub struct LabArgs {
     /// What the namespaces' names begin with
     #[arg(long, default_value = "lab")]
     prefix: String,
+    /// What is in the place of OVN-Kubernetes
+    #[arg(long, value_enum, default_value_t)]
+    ground: Ground,
     /// Add the second network, 10.10.10.0/24
     #[arg(long)]
     second_network: bool,
@@ -32,8 +36,16 @@ pub struct LabArgs {
 }
 
 pub fn run(args: &LabArgs) -> Result<()> {
+    let progress = Progress::start();
+    if args.ground.is_ovn() {
+        ovn::ensure(&Paths::find()?, &progress)?;
+    }
     let begin = Instant::now();
-    let mut builder = LabBuilder::default().readable_prefix(&args.prefix).nodes(args.nodes).pods_per_node(args.pods);
+    let mut builder = LabBuilder::default()
+        .ground(args.ground)
+        .readable_prefix(&args.prefix)
+        .nodes(args.nodes)
+        .pods_per_node(args.pods);
     if args.second_network {
         builder =
             builder.host_config(|index| HostConfig { second: Some(SecondNic::default()), ..HostConfig::mixed(index) });

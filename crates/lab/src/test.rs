@@ -6,7 +6,25 @@ use std::time::Duration;
 use anyhow::Result;
 use egress_toolchain::Built;
 
+use crate::topology::builder::Ground;
 use crate::topology::host_config::Cni;
+
+/// Whether a test runs on a lab with a real OVN (`cargo xtask test --ground ovn`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnOvn {
+    /// There too.
+    Also,
+    /// There alone.
+    Alone,
+    /// There alone, and in every test run.
+    Smoke,
+    /// Not there, for this reason.
+    Never(&'static str),
+}
+
+/// For [`LabTest::not_on_ovn`].
+pub const NO_LOAD_BALANCER: &str =
+    "the lab's load balancer translates on hosts, of which OVN shows pods the host's address";
 
 /// One test on the lab.
 pub struct LabTest {
@@ -19,11 +37,12 @@ pub struct LabTest {
     pub cni: Cni,
     /// It wants the machine for itself.
     pub alone: bool,
+    pub on_ovn: OnOvn,
 }
 
 impl LabTest {
     pub fn new(name: &'static str, timeout: Duration, run: fn(&LabContext) -> Result<()>) -> Self {
-        Self { name, timeout, run, cni: Cni::Ovn, alone: false }
+        Self { name, timeout, run, cni: Cni::Routed, alone: false, on_ovn: OnOvn::Also }
     }
 
     /// No other test runs beside it, since it measures or fills the machine.
@@ -33,7 +52,32 @@ impl LabTest {
 
     /// The same on nodes with a bridge CNI, under another name.
     pub fn on_a_bridge(self, name: &'static str) -> Self {
-        Self { name, cni: Cni::Bridge, ..self }
+        Self { name, cni: Cni::Bridge, ..self }.not_on_ovn("a bridge CNI has no OVN")
+    }
+
+    /// Not on a real OVN, for this reason.
+    pub fn not_on_ovn(self, reason: &'static str) -> Self {
+        Self { on_ovn: OnOvn::Never(reason), ..self }
+    }
+
+    /// On a real OVN alone.
+    pub fn only_on_ovn(self) -> Self {
+        Self { on_ovn: OnOvn::Alone, ..self }
+    }
+
+    /// On a real OVN alone, and in every test run.
+    pub fn smoke_on_ovn(self) -> Self {
+        Self { on_ovn: OnOvn::Smoke, ..self }
+    }
+
+    /// The ground that it runs on in a run of tests for `ground`, if any.
+    pub fn ground(&self, ground: Ground) -> Option<Ground> {
+        match (self.on_ovn, ground) {
+            (OnOvn::Smoke, Ground::Routed) => Some(Ground::Ovn),
+            (OnOvn::Smoke | OnOvn::Alone | OnOvn::Also, ground @ (Ground::Ovn | Ground::OvnKernel)) => Some(ground),
+            (OnOvn::Also | OnOvn::Never(_), Ground::Routed) => Some(Ground::Routed),
+            (OnOvn::Alone, Ground::Routed) | (OnOvn::Never(_), Ground::Ovn | Ground::OvnKernel) => None,
+        }
     }
 }
 

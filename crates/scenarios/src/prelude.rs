@@ -11,7 +11,7 @@ pub(crate) use egress_lab::agents::{Agent, AgentOptions};
 pub(crate) use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS, all, assigned, egress_ip, labels};
 pub(crate) use egress_lab::capture::{AddressKind, Capture};
 pub(crate) use egress_lab::pins::AgentPins;
-pub(crate) use egress_lab::test::{LabContext, LabTest, Skip};
+pub(crate) use egress_lab::test::{LabContext, LabTest, NO_LOAD_BALANCER, Skip};
 pub(crate) use egress_lab::test_cluster::{Observed, TestCluster, node, observe, pod};
 pub(crate) use egress_lab::topology::addresses::{self as plan, ECHO_PORT, HTTP_PORT, NodeNumber};
 pub(crate) use egress_lab::traffic::client::{self, Ping};

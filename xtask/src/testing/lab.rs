@@ -22,7 +22,8 @@ use super::part::Part;
 use super::skips;
 use super::summary::PartOutcome;
 use egress_lab::kube_api::ApiChoice;
-use egress_lab::test::{LabContext, LabTest, Skip};
+use egress_lab::test::{LabContext, LabTest, OnOvn, Skip};
+use egress_lab::topology::builder::{GROUND, Ground};
 use egress_toolchain::{Built, Paths};
 
 /// How the process of a skipped test ends, as automake's do.
@@ -49,19 +50,25 @@ const SHOWN_LINES: usize = 40;
 
 /// Runs the tests whose name contains the filter, as many at a time as there are processors; then, one after the other, those
 /// that want the machine for themselves.
-pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<PartOutcome> {
-    let (tests, outcome) = (lab_tests(), Mutex::new(PartOutcome::new(Part::Lab)));
+pub(super) fn run_all(filter: &str, ground: Ground, paths: &Paths) -> Result<PartOutcome> {
+    let (tests, mut outcome) = (lab_tests(), PartOutcome::new(Part::Lab));
+    for test in tests.iter().filter(|test| test.name.contains(filter)) {
+        if let (OnOvn::Never(reason), None) = (test.on_ovn, test.ground(ground)) {
+            println!("not on OVN: {}: {reason}", test.name);
+            outcome.skipped += 1;
+        }
+    }
+    let outcome = Mutex::new(outcome);
     let program = own_copy(paths)?;
     let api = ApiChoice::new(None);
     let at_a_time = thread::available_parallelism().map_or(1, usize::from).min(MOST_AT_A_TIME);
     println!("Kubernetes of these tests: {api}; {at_a_time} of them at a time");
-    let (alone, beside): (Vec<&LabTest>, Vec<&LabTest>) =
-        tests.iter().filter(|test| test.name.contains(filter)).partition(|test| test.alone);
+    let (alone, beside): (Vec<&LabTest>, Vec<&LabTest>) = chosen(&tests, filter, ground).partition(|test| test.alone);
     let one = |test: &LabTest| {
         let logs = logs_of(test.name, paths);
         println!("test {} ...", test.name);
         let start = Instant::now();
-        let ended = run_apart(&program, test, &logs, api.is_real());
+        let ended = run_apart(&program, test, ground, &logs, api.is_real());
         let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
             Ok(ended) => note(&mut outcome, test, &ended, &logs, start.elapsed()),
@@ -80,6 +87,11 @@ pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<PartOutcome> {
     });
     alone.into_iter().for_each(one);
     Ok(outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The tests that run on a ground.
+pub(super) fn chosen<'a>(tests: &'a [LabTest], filter: &str, ground: Ground) -> impl Iterator<Item = &'a LabTest> {
+    tests.iter().filter(move |test| test.name.contains(filter) && test.ground(ground).is_some())
 }
 
 fn note(outcome: &mut PartOutcome, test: &LabTest, ended: &ProcessEnd, logs: &Path, took: Duration) {
@@ -137,7 +149,7 @@ impl std::fmt::Display for ProcessEnd {
     }
 }
 
-fn run_apart(program: &Path, test: &LabTest, logs: &Path, real_server: bool) -> Result<ProcessEnd> {
+fn run_apart(program: &Path, test: &LabTest, ground: Ground, logs: &Path, real_server: bool) -> Result<ProcessEnd> {
     if logs.exists() {
         fs::remove_dir_all(logs).with_context(|| format!("remove {}", logs.display()))?;
     }
@@ -145,6 +157,7 @@ fn run_apart(program: &Path, test: &LabTest, logs: &Path, real_server: bool) -> 
     let output = File::create(logs.join(OUTPUT)).context("create the test's output file")?;
     let mut child = Command::new(program)
         .args(["test", "--lab-one", test.name])
+        .env(GROUND, test.ground(ground).unwrap_or(ground).to_string())
         .stdout(output.try_clone().context("share the test's output file")?)
         .stderr(output)
         .spawn()

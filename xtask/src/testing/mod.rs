@@ -28,8 +28,11 @@ use clap::Args;
 
 use crate::checks::{check_generated, generated_paths};
 pub(crate) use alerts::alerts;
+use egress_lab::test::LabTest;
+use egress_lab::topology::builder::Ground;
 use egress_scenarios::nodes;
 use egress_toolchain::kubectl;
+use egress_toolchain::ovn;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 pub(crate) use fuzz::{FuzzArgs, fuzz};
@@ -52,6 +55,9 @@ pub(crate) struct TestArgs {
     /// may be given several times
     #[arg(long, value_name = "VERSION", conflicts_with = "list")]
     kernel: Vec<String>,
+    /// What is in the place of OVN-Kubernetes in tests on the lab
+    #[arg(long, value_enum, default_value_t)]
+    ground: Ground,
     /// Print the names of the tests, run none
     #[arg(long)]
     list: bool,
@@ -98,6 +104,9 @@ fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
     let paths = Paths::find()?;
     let parts = args.parts();
     let runnable: Vec<Part> = parts.iter().copied().filter(|part| part.hindrance().is_none()).collect();
+    if runnable.contains(&Part::Lab) {
+        set_up_ovn(args, &paths, &progress)?;
+    }
     let built = set_up(&runnable, args.no_install, &progress)?;
     for part in parts {
         let start = Instant::now();
@@ -109,7 +118,7 @@ fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
             None => {
                 progress.step(&format!("{part}: running"));
                 // A part that breaks down is one failure, and the other parts still have their say.
-                run_part(part, args.filter(), &paths, built.as_ref()).unwrap_or_else(|error| {
+                run_part(part, args, &paths, built.as_ref()).unwrap_or_else(|error| {
                     let mut outcome = PartOutcome::new(part);
                     outcome.fail(&format!("{error:#}"));
                     outcome
@@ -134,12 +143,28 @@ fn run_on_kernels(args: &TestArgs, summary: &mut Summary) -> Result<()> {
     }
     let mut on_lab = Vec::new();
     if args.only.contains(&Part::Lab) {
-        on_lab.extend(lab::lab_tests().iter().map(|test| test.name.to_owned()));
-        on_lab.retain(|name| name.contains(args.filter()));
+        let tests = lab::lab_tests();
+        // A smoke test of OVN is one of the kernel that runs here.
+        let there = |test: &&LabTest| test.ground(args.ground) == Some(args.ground);
+        on_lab.extend(lab::chosen(&tests, args.filter(), args.ground).filter(there).map(|test| test.name.to_owned()));
     }
     let arguments = cargo_tests::filtered(args.filter());
-    let request = SuiteRequest { targets, arguments, on_lab, no_install: args.no_install };
+    let request = SuiteRequest { targets, arguments, on_lab, ground: args.ground, no_install: args.no_install };
     kernels::run(&args.kernel, &request, summary).map(drop)
+}
+
+/// Without Open vSwitch and OVN, tests of an ordinary run say that they need them.
+fn set_up_ovn(args: &TestArgs, paths: &Paths, progress: &Progress) -> Result<()> {
+    let tests = lab::lab_tests();
+    let needs_it = |test: &&LabTest| test.ground(args.ground).is_some_and(Ground::is_ovn);
+    if !lab::chosen(&tests, args.filter(), args.ground).any(|test| needs_it(&test)) {
+        return Ok(());
+    }
+    match ovn::ensure(paths, progress) {
+        Err(error) if args.ground == Ground::Routed => progress.step(&format!("no OVN: {error:#}")),
+        ensured => drop(ensured?),
+    }
+    Ok(())
 }
 
 /// Brings in everything before the first test, so that what is missing shows at once and not after minutes.
@@ -167,7 +192,8 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
     ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, progress).map(Some)
 }
 
-fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> Result<PartOutcome> {
+fn run_part(part: Part, args: &TestArgs, paths: &Paths, built: Option<&Built>) -> Result<PartOutcome> {
+    let filter = args.filter();
     match part {
         Part::Pure => cargo_tests::run(part, &cargo_tests::pure(paths)?, filter, paths),
         Part::Program => {
@@ -180,7 +206,7 @@ fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> R
             cargo_tests::run_by_filters(filter, paths, &mut outcome)?;
             Ok(outcome)
         }
-        Part::Lab => lab::run_all(filter, paths),
+        Part::Lab => lab::run_all(args.filter(), args.ground, paths),
         Part::Nodes => on_nodes(filter, paths),
         Part::Codegen => codegen(filter, built),
     }

@@ -16,6 +16,7 @@ use super::cargo_tests;
 use super::kernels::{self, SuiteRequest};
 use super::part::Part;
 use super::summary::{PartOutcome, Summary};
+use egress_lab::topology::builder::Ground;
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
 
@@ -90,6 +91,7 @@ fn guests(args: &VerifierArgs, summary: &mut Summary) -> Result<Vec<String>> {
         targets: cargo_tests::named(BINARY),
         arguments: arguments(),
         on_lab: Vec::new(),
+        ground: Ground::default(),
         no_install: args.no_install,
     };
     kernels::run(&args.kernel, &request, summary)

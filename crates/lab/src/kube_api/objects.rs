@@ -24,7 +24,7 @@ fn bare_node(number: NodeNumber) -> Value {
 
 pub fn node(number: NodeNumber, cni: Cni) -> Value {
     let bare = bare_node(number);
-    if cni == Cni::Bridge {
+    if !cni.is_ovn_kubernetes() {
         return bare;
     }
     let own = number.address();
@@ -77,9 +77,10 @@ pub fn service_account(namespace: &str) -> Value {
 }
 
 pub fn pod(pod: &LabPod) -> Value {
-    let annotations = match pod.cni {
-        Cni::Ovn => json!({"k8s.ovn.org/pod-networks": pod_networks(pod.node, pod.addresses).to_string()}),
-        Cni::Bridge => json!({}),
+    let annotations = if pod.cni.is_ovn_kubernetes() {
+        json!({"k8s.ovn.org/pod-networks": pod_networks(pod.node, pod.addresses).to_string()})
+    } else {
+        json!({})
     };
     json!({
         "apiVersion": "v1",
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn annotations_are_json_in_strings() {
-        let object = node(NodeNumber::new(1).expect("one is a node"), Cni::Ovn);
+        let object = node(NodeNumber::new(1).expect("one is a node"), Cni::Routed);
         let annotation = object.pointer("/metadata/annotations/k8s.ovn.org~1node-subnets").and_then(Value::as_str);
         assert_eq!(annotation, Some(r#"{"default":["10.244.1.0/24","fd00:10:244:1::/64"]}"#));
         let annotation = object.pointer("/metadata/annotations/k8s.ovn.org~1node-primary-ifaddr");

@@ -183,7 +183,7 @@ impl NodeNumber {
     /// The node on its pod network: `ovn-k8s-mp0`, or the bridge.
     pub fn management(self, cni: Cni) -> Dual {
         match cni {
-            Cni::Ovn => self.in_pod_subnet(2),
+            Cni::Routed | Cni::Ovn => self.in_pod_subnet(2),
             Cni::Bridge => self.in_pod_subnet(1),
         }
     }
@@ -191,7 +191,7 @@ impl NodeNumber {
     pub fn pod(self, place: usize, cni: Cni) -> Result<Dual> {
         ensure!(place < MAX_PODS_PER_NODE, "a node of the lab has at most {MAX_PODS_PER_NODE} pods");
         let first = match cni {
-            Cni::Ovn => 10,
+            Cni::Routed | Cni::Ovn => 10,
             Cni::Bridge => 2,
         };
         Ok(self.in_pod_subnet(first + u8::try_from(place)?))
@@ -253,8 +253,8 @@ mod tests {
         let node = NodeNumber::new(3).expect("three is a node");
         assert_eq!(node.address().v4.to_string(), "172.18.0.4");
         assert_eq!(node.address().v6.to_string(), "fd00:172:18::4");
-        assert_eq!(node.management(Cni::Ovn).v4.to_string(), "10.244.3.2");
-        assert_eq!(node.pod(0, Cni::Ovn).expect("first pod").v6.to_string(), "fd00:10:244:3::a");
+        assert_eq!(node.management(Cni::Routed).v4.to_string(), "10.244.3.2");
+        assert_eq!(node.pod(0, Cni::Routed).expect("first pod").v6.to_string(), "fd00:10:244:3::a");
         assert_eq!(node.management(Cni::Bridge).v4.to_string(), "10.244.3.1");
         assert_eq!(node.pod(0, Cni::Bridge).expect("first pod").v4.to_string(), "10.244.3.2");
         assert_eq!(node.pod_subnet_v6(), "fd00:10:244:3::/64");
@@ -270,6 +270,6 @@ mod tests {
         assert!(NodeNumber::new(0).is_err());
         assert!(NodeNumber::new(MAX_NODES + 1).is_err());
         let node = NodeNumber::new(1).expect("one is a node");
-        assert!(node.pod(MAX_PODS_PER_NODE, Cni::Ovn).is_err());
+        assert!(node.pod(MAX_PODS_PER_NODE, Cni::Routed).is_err());
     }
 }

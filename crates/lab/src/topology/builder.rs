@@ -4,18 +4,20 @@
 //! the services. A failure on the way drops the half-built lab, which tears itself down.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use nix::mount::{MsFlags, mount};
 
 use super::addresses::{self as plan, HTTP_PORT, NodeNumber};
-use super::host_config::HostConfig;
+use super::host_config::{Cni, HostConfig};
 use super::lab::{Lab, LabNode, LabPod, LabService};
 use super::ledger::{LabLedger, LabPrefix, Resource};
 use super::netns::Netns;
-use super::script::{self, Script};
+use super::ovn::Ovn;
+use super::script::{self, CHECKSUMS, Script};
 use super::second::SecondNetwork;
 use super::signals;
 use super::{self as topology, World};
@@ -30,6 +32,47 @@ pub struct PodSpec {
     pub node: usize,
 }
 
+/// What is in the place of OVN-Kubernetes in a lab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Ground {
+    /// The kernel's own forwarding, in the same layout
+    #[default]
+    Routed,
+    /// Open vSwitch and OVN, with the datapath of Open vSwitch in user space
+    Ovn,
+    /// The same with the kernel's datapath: modules `openvswitch` and `vport-geneve`
+    OvnKernel,
+}
+
+/// Names the ground of labs whose builder does not choose one: the tests' runner sets it for each test.
+pub const GROUND: &str = "EGRESS_LAB_GROUND";
+
+impl fmt::Display for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Routed => "routed",
+            Self::Ovn => "ovn",
+            Self::OvnKernel => "ovn-kernel",
+        })
+    }
+}
+
+impl Ground {
+    pub fn is_ovn(self) -> bool {
+        match self {
+            Self::Ovn | Self::OvnKernel => true,
+            Self::Routed => false,
+        }
+    }
+
+    /// That of [`GROUND`].
+    pub fn of_environment() -> Result<Self> {
+        let Some(name) = std::env::var_os(GROUND) else { return Ok(Self::default()) };
+        let name = name.to_string_lossy();
+        clap::ValueEnum::from_str(&name, false).map_err(|error| anyhow!("{GROUND}: {error}"))
+    }
+}
+
 /// What the lab shall be like.
 pub struct LabBuilder {
     prefix: LabPrefix,
@@ -38,6 +81,7 @@ pub struct LabBuilder {
     host_config: Box<dyn Fn(usize) -> HostConfig>,
     server_checksum_offload: bool,
     logs: Option<PathBuf>,
+    ground: Option<Ground>,
 }
 
 impl Default for LabBuilder {
@@ -50,6 +94,7 @@ impl Default for LabBuilder {
             host_config: Box::new(HostConfig::mixed),
             server_checksum_offload: true,
             logs: None,
+            ground: None,
         }
     }
 }
@@ -102,11 +147,37 @@ impl LabBuilder {
         self
     }
 
+    /// What is in the place of OVN-Kubernetes.
+    pub fn ground(mut self, ground: Ground) -> Self {
+        self.ground = Some(ground);
+        self
+    }
+
     pub fn start(self) -> Result<Lab> {
         signals::tear_down_on_signal()?;
-        let lab = self.plan()?;
+        let mut lab = self.plan()?;
         lab.build(self.server_checksum_offload)?;
         Ok(lab)
+    }
+
+    /// The options of each node. Open vSwitch has the uplink as a bridge. In user space it passes unfinished packets on all nodes
+    /// or on none.
+    fn host_configs(&self, ground: Ground) -> Result<Vec<HostConfig>> {
+        let mut configs: Vec<HostConfig> = (0..self.nodes).map(&self.host_config).collect();
+        if ground.is_ovn() {
+            let routed = configs.iter_mut().filter(|config| config.cni == Cni::Routed);
+            routed.for_each(|config| config.cni = Cni::Ovn);
+        }
+        if configs.iter().any(|config| config.cni == Cni::Ovn) {
+            let offload = configs.iter().all(|config| config.checksum_offload && config.segmentation_offload);
+            for config in &mut configs {
+                config.macvlan_uplink = false;
+                if ground == Ground::Ovn {
+                    (config.checksum_offload, config.segmentation_offload) = (offload, offload);
+                }
+            }
+        }
+        Ok(configs)
     }
 
     fn plan(&self) -> Result<Lab> {
@@ -115,19 +186,21 @@ impl LabBuilder {
         ensure!(self.pods.iter().all(|pod| pod.node < self.nodes), "a pod names a node that the lab has not");
         let ledger = LabLedger::claim(self.prefix.clone())?;
         let netns = |role: &str| Netns::new(ledger.prefix(), role);
+        let ground = self.ground.map_or_else(Ground::of_environment, Ok)?;
+        let configs = self.host_configs(ground)?;
         let node = |number: &NodeNumber| {
             let host = netns(&number.name());
             let router = netns(&format!("r{}", number.index() + 1));
             let bpffs = ledger.folder().join("bpf").join(number.name());
             let socket = ledger.folder().join(format!("{}.sock", number.name()));
-            LabNode { number: *number, host, router, config: (self.host_config)(number.index()), bpffs, socket }
+            LabNode { number: *number, host, router, config: configs[number.index()].clone(), bpffs, socket }
         };
         let nodes: Vec<LabNode> = numbers.iter().map(node).collect();
         let pods = plan_pods(&self.pods, &nodes, &netns)?;
         let world = outside(&netns);
         let second = nodes.iter().any(|node| node.config.second.is_some()).then(|| SecondNetwork::new(&netns));
         let logs = self.logs.clone().unwrap_or_else(|| ledger.folder().join("logs"));
-        Ok(Lab { nodes, pods, world, second, overlay: netns("ovl"), logs, ledger })
+        Ok(Lab { nodes, pods, world, second, overlay: netns("ovl"), ground, ovn: None, logs, ledger })
     }
 }
 
@@ -163,12 +236,15 @@ fn outside(netns: &dyn Fn(&str) -> Netns) -> World {
 }
 
 impl Lab {
-    fn build(&self, server_checksum_offload: bool) -> Result<()> {
+    fn build(&mut self, server_checksum_offload: bool) -> Result<()> {
         std::fs::create_dir_all(&self.logs)?;
         let scripts = self.scripts(server_checksum_offload)?;
         let namespaces: Vec<Netns> = scripts.iter().map(|script| script.netns.clone()).collect();
         self.ledger.make_namespaces(&namespaces)?;
         script::execute(&scripts)?;
+        if self.is_on_ovn() {
+            self.ovn = Some(Ovn::start(self.ground, &self.ledger.folder(), &self.logs, &self.nodes, &self.pods)?);
+        }
         if let Some(second) = &self.second {
             second.finish()?;
             let on_it = self.nodes.iter().filter(|node| node.config.second.is_some());
@@ -178,13 +254,27 @@ impl Lab {
         self.publish_service()
     }
 
+    fn is_on_ovn(&self) -> bool {
+        self.nodes.iter().any(|node| node.config.cni == Cni::Ovn)
+    }
+
     fn scripts(&self, server_checksum_offload: bool) -> Result<Vec<Script>> {
         let numbers: Vec<NodeNumber> = self.nodes.iter().map(|node| node.number).collect();
         let mut ports: Vec<String> = numbers.iter().map(|number| topology::port_of(*number)).collect();
-        let mut scripts = vec![topology::bridge(&self.overlay, &ports)];
+        let is_on_ovn = self.is_on_ovn();
+        let mut scripts = Vec::new();
+        if !is_on_ovn {
+            scripts.push(topology::bridge(&self.overlay, &ports));
+        }
         ports.push("ext".to_owned());
         scripts.push(topology::bridge(&self.world.lan, &ports));
-        let [mut ext, server] = topology::world(&self.world, server_checksum_offload);
+        // In user space Open vSwitch reads a veth's packets as they are: unless it passes unfinished ones, nothing may send them.
+        let finished = self.ground == Ground::Ovn && self.nodes.iter().any(|node| !node.config.checksum_offload);
+        let [mut ext, server] = topology::world(&self.world, server_checksum_offload && !finished);
+        if finished {
+            ext.switch_off(topology::EXT_LAN, CHECKSUMS);
+            ext.switch_off(topology::BEHIND, CHECKSUMS);
+        }
         if let Some(second) = &self.second {
             scripts.extend(second.scripts(&mut ext, server_checksum_offload));
         }
@@ -193,7 +283,9 @@ impl Lab {
             let pods: Vec<&LabPod> = self.pods_on(node.number).collect();
             let others: Vec<NodeNumber> = numbers.iter().copied().filter(|other| *other != node.number).collect();
             scripts.push(topology::host(node, pods.len(), &others, &self.world.lan));
-            scripts.push(topology::router(node, pods.len(), &self.overlay, &others));
+            if !is_on_ovn {
+                scripts.push(topology::router(node, pods.len(), &self.overlay, &others));
+            }
             let pods = pods.into_iter().enumerate();
             scripts.extend(pods.map(|(place, pod)| topology::pod(node, place, &pod.netns, pod.addresses)));
         }
@@ -225,7 +317,7 @@ impl Lab {
             if let Some(local) = self.pods.iter().find(|pod| pod.node == node.number) {
                 services.extend(node.number.address().both().map(|front| node_port(front, local)));
             }
-            node.add_services(&services)?;
+            self.add_services(node, &services)?;
         }
         Ok(())
     }

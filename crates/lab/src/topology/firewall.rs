@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::addresses::{self as plan, NodeNumber};
 use super::host_config::{Cni, HostConfig};
 use super::second::SECOND_BRIDGE;
-use super::{UPLINK, management_port};
+use super::{UPLINK, management_port, ovn};
 
 /// The mark of a selected pod's packet to another node's address (design section 9).
 const NODE_MARK: &str = "0x3f0";
@@ -16,7 +16,9 @@ const NODE_MARK: &str = "0x3f0";
 pub fn host(number: NodeNumber, config: &HostConfig) -> String {
     let mut rules = masquerade(number, config);
     let management = management_port(config.cni);
-    if config.service_proxy {
+    if config.cni == Cni::Ovn {
+        rules.push_str(&ovn::management_rules(number));
+    } else if config.service_proxy {
         rules.push_str(&service_proxy(management));
     }
     if config.drop_invalid {

@@ -49,12 +49,24 @@ impl Default for SecondNic {
 /// How pods are connected, the same on all nodes of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cni {
-    /// As in OVN-Kubernetes: behind a router with the first address of the pod subnet; the node has the second, on a port of
-    /// its own, and pods of other nodes are behind an overlay.
-    Ovn,
+    /// As in OVN-Kubernetes, made of the kernel's own forwarding: behind a router with the first address of the pod subnet; the
+    /// node has the second, on a port of its own, and pods of other nodes are behind an overlay.
+    Routed,
     /// The CNI plugin `bridge` with `host-local`: a bridge of the node has the first address of the pod subnet, pods have those
     /// from the second on, and pods of other nodes are behind these (host-gw). No pod's address is announced.
     Bridge,
+    /// A real OVN, with the addresses of `Routed`.
+    Ovn,
+}
+
+impl Cni {
+    /// Whether each node has `ovn-k8s-mp0` and OVN-Kubernetes' addresses and annotations.
+    pub fn is_ovn_kubernetes(self) -> bool {
+        match self {
+            Self::Routed | Self::Ovn => true,
+            Self::Bridge => false,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +94,7 @@ pub struct HostConfig {
 impl Default for HostConfig {
     fn default() -> Self {
         Self {
-            cni: Cni::Ovn,
+            cni: Cni::Routed,
             drop_invalid: false,
             stateful_forward: false,
             service_proxy: true,
@@ -118,6 +130,7 @@ impl HostConfig {
     pub fn summary(&self) -> String {
         let named = [
             (self.cni == Cni::Bridge, "bridge-cni"),
+            (self.cni == Cni::Ovn, "ovn"),
             (self.drop_invalid, "drops-invalid"),
             (self.stateful_forward, "stateful-forward"),
             (self.service_proxy, "service-proxy"),

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use super::addresses::{self as plan, Dual, NodeNumber};
+use super::builder::Ground;
 use super::firewall::LoadBalancerPort;
 use super::host_config::{Cni, HostConfig};
 use super::ledger::{LabLedger, Resource};
 use super::netns::Netns;
+use super::ovn::{NodeDaemon, Ovn};
 use super::second::SecondNetwork;
 use super::{self as topology, MANAGEMENT, UPLINK, World, firewall, script, set_port, teardown};
 
@@ -22,6 +24,9 @@ pub struct Lab {
     pub(crate) world: World,
     pub(super) second: Option<SecondNetwork>,
     pub(crate) overlay: Netns,
+    pub(super) ground: Ground,
+    /// With [`Cni::Ovn`], from when it is up.
+    pub(super) ovn: Option<Ovn>,
     pub(super) logs: PathBuf,
     pub(super) ledger: Arc<LabLedger>,
 }
@@ -50,11 +55,16 @@ impl LabNode {
         topology::management_port(self.config.cni)
     }
 
+    /// The namespace that routes for the pods, where there is one.
+    pub fn pod_router(&self) -> Option<&Netns> {
+        (self.config.cni == Cni::Routed).then_some(&self.router)
+    }
+
     /// Where the pods' ports are.
     pub fn pod_ports(&self) -> &Netns {
         match self.config.cni {
-            Cni::Ovn => &self.router,
-            Cni::Bridge => &self.host,
+            Cni::Routed => &self.router,
+            Cni::Bridge | Cni::Ovn => &self.host,
         }
     }
 }
@@ -143,13 +153,35 @@ impl Lab {
     /// All switches: of the nodes' network, of their pods' overlay, and of the second network.
     pub(crate) fn hubs(&self) -> Vec<&Netns> {
         let second = self.second.as_ref().map(|second| &second.world.lan);
-        [&self.world.lan, &self.overlay].into_iter().chain(second).collect()
+        std::iter::once(&self.world.lan).chain(self.overlay_hub()).chain(second).collect()
+    }
+
+    /// OVN's overlay has no switch of its own: it is carried by the nodes' network.
+    fn overlay_hub(&self) -> Option<&Netns> {
+        self.ovn.is_none().then_some(&self.overlay)
+    }
+
+    /// What is in the place of OVN-Kubernetes.
+    pub fn ground(&self) -> Ground {
+        self.ground
+    }
+
+    /// The real OVN of a lab that has it.
+    pub fn ovn(&self) -> Result<&Ovn> {
+        self.ovn.as_ref().context("this lab has no OVN")
+    }
+
+    /// Kills a daemon of Open vSwitch or OVN on a node and starts it again.
+    pub fn restart_daemon(&self, node: &LabNode, which: NodeDaemon) -> Result<()> {
+        self.ovn()?.restart(node, &self.logs, which)
     }
 
     /// Those that the node has a port on.
     pub(crate) fn hubs_of(&self, node: &LabNode) -> Vec<&Netns> {
         let mut hubs = self.hubs();
-        hubs.truncate(if node.config.second.is_some() { 3 } else { 2 });
+        if self.second.is_some() && node.config.second.is_none() {
+            hubs.pop();
+        }
         hubs
     }
 
@@ -168,6 +200,9 @@ impl Lab {
 
     /// The same for its pods' overlay.
     pub fn set_overlay(&self, node: &LabNode, on: bool) -> Result<()> {
+        if let Some(ovn) = &self.ovn {
+            return ovn.set_geneve(&self.world.lan, node.number, on);
+        }
         set_port(&self.overlay, node.number, on)
     }
 
@@ -188,6 +223,9 @@ impl Lab {
 
     /// Deletes the node's `breth0` and recreates it, as a restart of the external bridge does.
     pub fn remake_uplink(&self, node: &LabNode) -> Result<()> {
+        if let Some(ovn) = &self.ovn {
+            return ovn.remake_uplink(node);
+        }
         let device = if node.config.macvlan_uplink { topology::LOWER } else { UPLINK };
         node.host.exec("ip", &["link", "del", device])?;
         let (links, config) = topology::uplink_again(node, &self.world.lan);
@@ -199,21 +237,36 @@ impl Lab {
 
     /// Deletes the node's mp0 and recreates it.
     pub fn remake_management(&self, node: &LabNode) -> Result<()> {
-        Self::remove_management(node)?;
+        self.remove_management(node)?;
         self.make_management(node)
     }
 
     /// Of OVN-Kubernetes' kind.
-    pub fn remove_management(node: &LabNode) -> Result<()> {
+    pub fn remove_management(&self, node: &LabNode) -> Result<()> {
+        if let Some(ovn) = &self.ovn {
+            return ovn.remove_management(node);
+        }
         node.host.exec("ip", &["link", "del", MANAGEMENT]).map(drop)
     }
 
     pub fn make_management(&self, node: &LabNode) -> Result<()> {
+        if let Some(ovn) = &self.ovn {
+            return ovn.make_management(node);
+        }
         let (links, config) = topology::management_again(node);
         script::ip(&node.host, &links)?;
         node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;
         topology::offloads_again(&node.host, &node.config, &[MANAGEMENT])?;
         script::ip(&node.host, &config)
+    }
+
+    /// Adds translations to the node's service proxy.
+    pub fn add_services(&self, node: &LabNode, services: &[LabService]) -> Result<()> {
+        if let Some(ovn) = &self.ovn {
+            return ovn.add_services(node, services);
+        }
+        let lines = services.iter().map(|one| firewall::service(one.front, one.protocol, one.backend) + "\n");
+        node.host.feed("nft", &["-f", "-"], &lines.collect::<String>())
     }
 
     /// Takes the lab down and says what could not be removed; dropping it does the same and only prints that.
@@ -244,11 +297,5 @@ impl LabNode {
     /// Replaces what the node translates for load balancers.
     pub fn set_load_balancer(&self, ports: &[LoadBalancerPort]) -> Result<()> {
         self.host.feed("nft", &["-f", "-"], &firewall::load_balancer(self.management_port(), ports))
-    }
-
-    /// Adds translations to the node's service proxy.
-    pub fn add_services(&self, services: &[LabService]) -> Result<()> {
-        let lines = services.iter().map(|one| firewall::service(one.front, one.protocol, one.backend) + "\n");
-        self.host.feed("nft", &["-f", "-"], &lines.collect::<String>())
     }
 }

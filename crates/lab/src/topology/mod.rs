@@ -4,7 +4,8 @@
 //! Answers go from mp0 on-link straight to the pod, as in OVN-Kubernetes. Pods and mp0 addresses of other nodes are behind the
 //! router, on the overlay. The router sends no redirects, or pods would learn to bypass it. With a bridge CNI (`Cni::Bridge`)
 //! there is neither mp0 nor router: the bridge is `cni0` on the node with the first address, pods have those from the second on,
-//! and the nodes' network leads to pods of other nodes.
+//! and the nodes' network leads to pods of other nodes. With a real OVN (`Cni::Ovn`, [`ovn`]) Open vSwitch and OVN are in the place
+//! of router and overlay, and `breth0` is a bridge of Open vSwitch.
 //!
 //! Each device is made inside a namespace of the lab, its peer inside another: the root namespace sees none of them.
 
@@ -15,6 +16,7 @@ pub mod host_config;
 pub mod lab;
 pub mod ledger;
 pub mod netns;
+pub mod ovn;
 pub mod script;
 pub mod second;
 pub mod signals;
@@ -37,6 +39,8 @@ pub const SECOND_UPLINK: &str = "eth1";
 /// The pod's, the server's and the outside router's interfaces.
 pub const POD_INTERFACE: &str = "eth0";
 pub const EXT_LAN: &str = "lan0";
+/// The router's interface towards the server.
+const BEHIND: &str = "srv0";
 
 /// A network of nodes and the world behind its router.
 pub struct World {
@@ -93,7 +97,7 @@ pub fn world(world: &World, checksum_offload: bool) -> [Script; 2] {
 
 pub const fn management_port(cni: Cni) -> &'static str {
     match cni {
-        Cni::Ovn => MANAGEMENT,
+        Cni::Routed | Cni::Ovn => MANAGEMENT,
         Cni::Bridge => BRIDGE,
     }
 }
@@ -120,7 +124,12 @@ pub fn host(node: &LabNode, pods: usize, others: &[NodeNumber], lan: &Netns) -> 
         script.link(line);
     }
     match node.config.cni {
-        Cni::Ovn => script.link(management_link(node)),
+        Cni::Routed => script.link(management_link(node)),
+        // Open vSwitch makes the rest.
+        Cni::Ovn => {
+            script.rules = firewall::host(node.number, &node.config);
+            return script;
+        }
         // As the plugin makes it, with its own link address.
         Cni::Bridge => {
             script.link(format!("link add {BRIDGE} mtu {} address {ROUTER_MAC} type bridge", plan::POD_MTU));
@@ -130,7 +139,7 @@ pub fn host(node: &LabNode, pods: usize, others: &[NodeNumber], lan: &Netns) -> 
         script.config(line);
     }
     let lines = match node.config.cni {
-        Cni::Ovn => management_config(node.number),
+        Cni::Routed | Cni::Ovn => management_config(node.number),
         Cni::Bridge => bridge_config(node, pods, others),
     };
     for line in lines {
@@ -148,8 +157,13 @@ pub fn host(node: &LabNode, pods: usize, others: &[NodeNumber], lan: &Netns) -> 
 pub const LOWER: &str = "nic0";
 
 fn uplink_links(node: &LabNode, lan: &Netns) -> Vec<String> {
-    let wire = if node.config.macvlan_uplink { LOWER } else { UPLINK };
     let port = port_of(node.number);
+    if node.config.cni == Cni::Ovn {
+        // The bridge has the NIC's link address.
+        let (nic, address) = (ovn::NIC, ovn::nic_address(node.number));
+        return vec![format!("link add {nic} address {address} type veth peer name {port} netns {}", lan.name())];
+    }
+    let wire = if node.config.macvlan_uplink { LOWER } else { UPLINK };
     let mut lines = vec![format!("link add {wire} type veth peer name {port} netns {}", lan.name())];
     if node.config.macvlan_uplink {
         lines.push(format!("link add {UPLINK} link {LOWER} type macvlan mode private"));
@@ -175,7 +189,7 @@ fn uplink_config(node: &LabNode) -> Vec<String> {
 }
 
 fn management_config(number: NodeNumber) -> Vec<String> {
-    let (own, router) = (number.management(Cni::Ovn), number.router());
+    let (own, router) = (number.management(Cni::Routed), number.router());
     vec![
         format!("link property add dev {MANAGEMENT} altname mp0"),
         format!("link set {MANAGEMENT} up"),
@@ -216,7 +230,7 @@ pub fn management_again(node: &LabNode) -> (Vec<String>, Vec<String>) {
 /// The management port comes back with the link address that it had, as OVN-Kubernetes' does, which makes it from the
 /// IPv4 address: the router's neighbour entries stay right, and frames for another host are not accepted.
 fn management_link(node: &LabNode) -> String {
-    let [a, b, c, d] = node.number.management(Cni::Ovn).v4.octets();
+    let [a, b, c, d] = node.number.management(Cni::Routed).v4.octets();
     let (mtu, router) = (plan::POD_MTU, node.router.name());
     format!(
         "link add {MANAGEMENT} mtu {mtu} address 0a:58:{a:02x}:{b:02x}:{c:02x}:{d:02x} type veth peer name mp0 mtu {mtu} \
@@ -265,7 +279,7 @@ pub fn router(node: &LabNode, pods: usize, overlay: &Netns, others: &[NodeNumber
     }
     script.config("link set ovl0 up");
     address(&mut script, "ovl0", node.number.transit(), (16, 64));
-    default_route(&mut script, node.number.management(Cni::Ovn));
+    default_route(&mut script, node.number.management(Cni::Routed));
     for other in others {
         let via = other.transit();
         script.config(format!("route add {} via {}", other.pod_subnet_v4(), via.v4));
@@ -283,12 +297,13 @@ pub(super) fn pod_port(place: usize) -> String {
 pub fn pod(node: &LabNode, place: usize, netns: &Netns, own: Dual) -> Script {
     let mut script = Script::new(netns.clone());
     let mtu = plan::POD_MTU;
-    let ports = match node.config.cni {
-        Cni::Ovn => &node.router,
-        Cni::Bridge => &node.host,
+    let ports = node.pod_ports();
+    let link_address = match node.config.cni {
+        Cni::Ovn => format!("address {} ", ovn::link_address(own.v4)),
+        Cni::Routed | Cni::Bridge => String::new(),
     };
     script.link(format!(
-        "link add {POD_INTERFACE} mtu {mtu} type veth peer name {} mtu {mtu} netns {}",
+        "link add {POD_INTERFACE} mtu {mtu} {link_address}type veth peer name {} mtu {mtu} netns {}",
         pod_port(place),
         ports.name()
     ));

@@ -30,7 +30,7 @@ const STAYS: Duration = Duration::from_secs(3);
 const MOVED: Duration = Duration::from_secs(10);
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![
+    let tests = [
         LabTest::new("service_pods_leave_with_its_address", Duration::from_secs(120), leave_with_its_address),
         LabTest::new("service_precedes_egress_ip", Duration::from_secs(60), precedes_egress_ip),
         LabTest::new("service_of_local_traffic_has_a_node_with_pods", Duration::from_secs(90), local_traffic),
@@ -40,7 +40,8 @@ pub(super) fn tests() -> Vec<LabTest> {
         LabTest::new("service_pods_leave_by_their_nodes_network", Duration::from_secs(120), leave_by_their_network),
         LabTest::new("service_networks_lead_to_one_address", Duration::from_secs(90), two_networks),
         LabTest::new("service_that_cannot_be_served_says_why", Duration::from_secs(60), says_why),
-    ]
+    ];
+    tests.into_iter().map(|test| test.not_on_ovn(NO_LOAD_BALANCER)).collect()
 }
 
 struct ServiceLab {

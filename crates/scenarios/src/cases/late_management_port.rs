@@ -16,7 +16,7 @@ pub(super) fn no_pod_sends_before_the_programs(context: &LabContext) -> Result<(
 
     let place = cluster.lab.node(node(1)?).clone();
     cluster.agent(1)?.kill()?;
-    Lab::remove_management(&place)?;
+    cluster.lab.remove_management(&place)?;
     println!("{}", cluster.agent(1)?.clean_up()?);
     ensure!(!place.bpffs.exists(), "cleanup has left pins");
     // A node of Cilium alone looks like this, and its agent waits in vain.

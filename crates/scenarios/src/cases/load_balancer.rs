@@ -18,7 +18,10 @@ const CALL: Duration = Duration::from_millis(400);
 
 /// The tests of the load balancer, for the list of all tests on the lab.
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("lab_lb_announces_by_label", Duration::from_secs(60), announces_by_label)]
+    vec![
+        LabTest::new("lab_lb_announces_by_label", Duration::from_secs(60), announces_by_label)
+            .not_on_ovn(NO_LOAD_BALANCER),
+    ]
 }
 
 fn announces_by_label(context: &LabContext) -> Result<()> {

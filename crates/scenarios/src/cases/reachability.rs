@@ -225,8 +225,7 @@ pub(super) fn what_leaves_the_path_whole_moves_nothing(context: &LabContext) -> 
     let name = format!("node{gateway}");
     until_logged(cluster.controller(leader)?.log(), &["the node serves", &name], 2, PATIENCE)?;
     println!("the CNI's network is cut on it");
-    let router = &cluster.lab.node(node(gateway)?).router;
-    router.exec("ip", &["link", "set", "ovl0", "down"])?;
+    cluster.lab.set_overlay(cluster.lab.node(node(gateway)?), false)?;
     stays(&cluster, gateway, source)
 }
 

@@ -67,7 +67,7 @@ fn forged(context: &LabContext) -> Result<()> {
     for sender in [1, 3] {
         let node = cluster.node(sender)?;
         let attacks = attacks(node, cluster.node(2)?);
-        node.add_services(&services(&attacks))?;
+        cluster.lab.add_services(node, &services(&attacks))?;
         for attack in &attacks {
             launch(&cluster, sender, attack, &mut findings)?;
         }
@@ -105,10 +105,10 @@ fn attacks(node: &LabNode, gateway: &LabNode) -> Vec<ForgedPath> {
     // How both paths are counted: straight, and by a service.
     let targets: [(&str, Dual, bool, bool); 5] = [
         ("the gateway", other.address(), true, true),
-        ("the gateway's mp0", other.management(Cni::Ovn), false, false),
+        ("the gateway's mp0", other.management(Cni::Routed), false, false),
         ("the gateway's second network", other.second_address(), true, false),
         ("its own node", own.address(), true, false),
-        ("its own node's mp0", own.management(Cni::Ovn), true, false),
+        ("its own node's mp0", own.management(Cni::Routed), true, false),
     ];
     let [front_v4, front_v6] = fronts();
     for ((name, address, direct, by_service), port) in targets.into_iter().zip(FRONT_PORTS) {

@@ -13,7 +13,11 @@ use crate::prelude::*;
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, OBJECT, SECOND_V4};
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("paths_cut_connections_are_told", Duration::from_secs(150), cut)]
+    vec![
+        LabTest::new("paths_cut_connections_are_told", Duration::from_secs(150), cut).not_on_ovn(
+            "OVN drops what is outside of a connection's window: an idle pod learns of the cut when it sends",
+        ),
+    ]
 }
 
 const TICK: Duration = Duration::from_millis(20);

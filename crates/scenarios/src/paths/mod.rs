@@ -16,6 +16,7 @@ mod neighbours;
 mod offload;
 mod other_tc_program;
 mod oversize;
+mod ovn;
 mod path_mtu;
 mod recreated_interfaces;
 mod stateful;
@@ -40,6 +41,7 @@ pub fn tests() -> Vec<LabTest> {
         matrix::tests(),
         cluster_facts::tests(),
         underlay::tests(),
+        ovn::tests(),
     ];
     all.into_iter().flatten().collect()
 }

@@ -210,7 +210,7 @@ fn from_outside(cluster: &TestCluster, findings: &mut Findings) -> Result<()> {
         for front in host.number.address().both() {
             let backend = SocketAddr::new(pod.addresses.towards(front), ECHO_PORT);
             let front = SocketAddr::new(front, NODE_PORT);
-            host.add_services(&["tcp", "udp"].map(|protocol| LabService { front, protocol, backend }))?;
+            cluster.lab.add_services(host, &["tcp", "udp"].map(|protocol| LabService { front, protocol, backend }))?;
         }
         let begun_selected = node_port_flows(cluster, pod, "begun selected")?;
         select(cluster, pod, false)?;

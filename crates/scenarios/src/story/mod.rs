@@ -19,9 +19,10 @@ use clap::{Args, ValueEnum};
 use crate::prelude::*;
 use egress_lab::kube_api::{ApiChoice, KubeApi};
 use egress_lab::process::last_lines;
+use egress_lab::topology::builder::Ground;
 use egress_lab::yield_to_signal;
 use egress_toolchain::packages::{self, Purpose};
-use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built};
+use egress_toolchain::{BuildArgs, Paths, Progress, ensure_built, ovn};
 use report::StoryReport;
 use walkthrough::Walkthrough;
 
@@ -30,6 +31,9 @@ pub struct StoryArgs {
     /// Which API's story, or the router's
     #[arg(long, value_enum, default_value_t = StoryApi::EgressIp)]
     story: StoryApi,
+    /// What is in the place of OVN-Kubernetes
+    #[arg(long, value_enum, default_value_t)]
+    ground: Ground,
     /// How many nodes
     #[arg(long, default_value_t = 3)]
     nodes: usize,
@@ -104,6 +108,9 @@ pub fn run(args: &StoryArgs) -> Result<()> {
     for purpose in [Purpose::Lab, Purpose::Traffic, Purpose::Programs] {
         packages::ensure(purpose, !args.build.no_install)?;
     }
+    if args.ground.is_ovn() {
+        ovn::ensure(&paths, &progress)?;
+    }
     let (agent, router) = match &args.agent {
         Some(agent) => (agent.clone(), agent.with_file_name("egress-router")),
         None => {
@@ -157,7 +164,7 @@ fn options(args: &StoryArgs) -> Vec<String> {
 }
 
 fn lab_of(args: &StoryArgs, paths: &Paths) -> LabBuilder {
-    let mut builder = LabBuilder::default().readable_prefix(&args.prefix).nodes(args.nodes);
+    let mut builder = LabBuilder::default().ground(args.ground).readable_prefix(&args.prefix).nodes(args.nodes);
     for pod in pods::pods(args.nodes, args.pods) {
         builder = builder.pod(pod);
     }

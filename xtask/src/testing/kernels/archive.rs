@@ -47,6 +47,12 @@ impl Archive {
         self.add(path, PLAIN, &bytes)
     }
 
+    /// A file of this machine that may be run, in another place and without what it is linked with.
+    pub(super) fn copy(&mut self, path: &Path, source: &Path) -> Result<()> {
+        let bytes = self.stripped(source)?;
+        self.add(path, PROGRAM, &bytes)
+    }
+
     /// A folder of this machine with its plain files, in the same place.
     pub(super) fn tree(&mut self, folder: &Path) -> Result<()> {
         for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {

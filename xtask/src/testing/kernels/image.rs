@@ -9,7 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use egress_toolchain::{Paths, Progress, debs, output};
+use egress_toolchain::debs::{self, Lists};
+use egress_toolchain::{Paths, Progress, output};
 
 /// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
 const WANTED: [&str; 22] = [
@@ -37,6 +38,9 @@ const WANTED: [&str; 22] = [
     "nft_flow_offload",
 ];
 
+/// What Open vSwitch needs.
+const WANTED_BY_OVN: [&str; 2] = ["openvswitch", "vport_geneve"];
+
 /// An unpacked kernel.
 pub(super) struct KernelImage {
     /// As `uname -r` will say.
@@ -59,7 +63,7 @@ pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Resul
     let folder = paths.kernels().join(version);
     if !folder.exists() {
         let choose = || newest(version).map(|name| vec![name]);
-        debs::fetch(&folder, &format!("Linux {version}"), progress, choose, |_| Ok(()))?;
+        debs::fetch(&folder, &format!("Linux {version}"), &Lists::OfMachine, progress, choose, |_| Ok(()))?;
     }
     KernelImage::find(&debs::root(&folder)).with_context(|| format!("{}: remove it and try again", folder.display()))
 }
@@ -100,9 +104,10 @@ impl KernelImage {
     }
 
     /// The modules in the order in which they can be loaded, each with its content.
-    pub(super) fn modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    pub(super) fn modules(&self, with_ovn: bool) -> Result<Vec<(String, Vec<u8>)>> {
         let mut loaded = Vec::new();
-        for name in WANTED {
+        let more: &[&str] = if with_ovn { &WANTED_BY_OVN } else { &[] };
+        for name in WANTED.iter().chain(more) {
             self.add(name, &mut loaded)?;
         }
         Ok(loaded)

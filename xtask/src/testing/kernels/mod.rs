@@ -29,6 +29,8 @@ use anyhow::{Context, Result, bail};
 use super::cargo_tests::{self, DATAPLANE, FILTERS, SAME_BY_FILTERS};
 use super::summary::{PartOutcome, Summary};
 use archive::Archive;
+use egress_lab::topology::builder::{GROUND, Ground};
+use egress_toolchain::ovn::{self, OvnPrograms};
 use egress_toolchain::packages::{self, Purpose};
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, output};
 pub(crate) use guest::run as run_guest;
@@ -72,6 +74,7 @@ pub(super) struct SuiteRequest {
     pub(super) arguments: Vec<String>,
     /// Tests on the lab, by name.
     pub(super) on_lab: Vec<String>,
+    pub(super) ground: Ground,
     pub(super) no_install: bool,
 }
 
@@ -84,6 +87,7 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
     if !request.on_lab.is_empty() {
         packages::ensure(Purpose::Lab, !no_install)?;
     }
+    let ovn = request.ground.is_ovn().then(|| ovn::ensure(&paths, &progress)).transpose()?;
     let qemu = Qemu::ensure(&paths, &progress)?;
     let images = versions.iter().map(|version| image::ensure(&paths, version, &progress));
     let images = images.collect::<Result<Vec<KernelImage>>>()?;
@@ -99,8 +103,16 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
     for (version, image) in versions.iter().zip(&images) {
         let start = Instant::now();
         let mut outcome = PartOutcome::new(version);
-        let bench =
-            KernelRun { paths: &paths, built: &built, qemu: &qemu, progress: &progress, version, image, lines: &lines };
+        let bench = KernelRun {
+            ovn: ovn.as_ref(),
+            paths: &paths,
+            built: &built,
+            qemu: &qemu,
+            progress: &progress,
+            version,
+            image,
+            lines: &lines,
+        };
         if let Err(error) = bench.test(&tests, request, &mut outcome) {
             outcome.fail(&format!("{error:#}"));
         }
@@ -112,6 +124,8 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
 
 /// One kernel and what runs it.
 struct KernelRun<'a> {
+    /// For tests on this ground.
+    ovn: Option<&'a OvnPrograms>,
     paths: &'a Paths,
     built: &'a Built,
     qemu: &'a Qemu,
@@ -153,7 +167,7 @@ impl KernelRun<'_> {
         called(&mut archive, &CALLED)?;
         let (host_pace, _) = pace::measure("ip")?;
         let mut plan = KernelPlan { modules: Vec::new(), suites: Vec::new(), host_pace };
-        for (name, bytes) in self.image.modules()? {
+        for (name, bytes) in self.image.modules(self.ovn.is_some())? {
             archive.data(&format!("{MODULES}/{name}"), &bytes)?;
             plan.modules.push(name);
         }
@@ -184,7 +198,14 @@ impl KernelRun<'_> {
             archive.program(&there.router.to_string_lossy(), &self.built.router)?;
             archive.tree(&self.paths.root.join("deploy"))?;
             archive.file(Path::new(AUTHORITIES))?;
-            plan.suites.push(suite_on_lab(&request.on_lab));
+            if let Some(ovn) = self.ovn {
+                for file in ovn.files()? {
+                    let inside =
+                        file.strip_prefix(&self.paths.target).context("OVN is outside of the target folder")?;
+                    archive.copy(&Path::new(TARGET).join(inside), &file)?;
+                }
+            }
+            plan.suites.push(suite_on_lab(&request.on_lab, request.ground));
         }
         archive.data(PLAN, &serde_json::to_vec(&plan).context("write the guest's plan")?)?;
         archive.finish()
@@ -284,7 +305,7 @@ fn suites(name: &str, program: &str, tests: &[String], arguments: &[String]) -> 
 }
 
 /// Of tests on the lab, which are run by this program. Each starts several agents, so none is run beside another.
-fn suite_on_lab(tests: &[String]) -> Suite {
+fn suite_on_lab(tests: &[String], ground: Ground) -> Suite {
     Suite {
         name: "lab".to_owned(),
         program: "/init".to_owned(),
@@ -292,7 +313,7 @@ fn suite_on_lab(tests: &[String]) -> Suite {
         after: Vec::new(),
         tests: tests.to_vec(),
         at_once: 1,
-        environment: [("CARGO_TARGET_DIR", TARGET), SLOW_NODES]
+        environment: [("CARGO_TARGET_DIR", TARGET), (GROUND, &ground.to_string()), SLOW_NODES]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .to_vec(),
         needs_symbol: None,

@@ -50,7 +50,8 @@ pub(in crate::cases) fn attached_at_once(context: &LabContext) -> Result<()> {
 /// Real devices keep their link addresses, the lab's get new ones, which neighbours of the node itself have to ask for.
 /// Those of egress IPs are the product's to announce.
 fn forget_link_address(lab: &Lab, node: &LabNode) -> Result<()> {
-    let neighbours = lab.nodes().iter().flat_map(|other| [&other.host, &other.router]).chain([lab.ext()]);
+    let neighbours =
+        lab.nodes().iter().flat_map(|other| std::iter::once(&other.host).chain(other.pod_router())).chain([lab.ext()]);
     for neighbour in neighbours {
         for address in node.number.address().both().into_iter().chain(node.management().both()) {
             neighbour.exec("ip", &["neigh", "flush", "to", &address.to_string()])?;
