@@ -412,3 +412,53 @@ fn the_policies_name_the_keys_and_objects_that_are_written() {
         "each policy is for agents or for controllers"
     );
 }
+
+/// Users read every kind. What `edit` may grant in a namespace is EgressServices alone: the others affect pods of every namespace, or
+/// make routers.
+#[test]
+fn users_read_every_kind_and_write_those_of_their_namespace() {
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let read = |path: &PathBuf| -> Vec<Value> {
+        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        serde_yaml::Deserializer::from_str(&text).map(|one| Value::deserialize(one).expect("YAML")).collect()
+    };
+    let mut kinds = BTreeMap::new();
+    for folder in ["antrea", "base", "cilium", "crd", "egress-router/controller"] {
+        for entry in fs::read_dir(deploy.join(folder)).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let is_yaml = path.extension().is_some_and(|one| one == "yaml");
+            let objects = if is_yaml { read(&path) } else { Vec::new() };
+            for one in objects.iter().filter(|one| one["kind"] == "CustomResourceDefinition") {
+                let field = |pointer: &str| one.pointer(pointer).and_then(Value::as_str).expect("a field").to_owned();
+                kinds.insert((field("/spec/group"), field("/spec/names/plural")), field("/spec/scope"));
+            }
+        }
+    }
+    assert_eq!(kinds.len(), 9, "{kinds:?}");
+    let roles = read(&deploy.join("base/roles.yaml"));
+    let role = |name: &str| roles.iter().find(|one| one["metadata"]["name"] == name).expect("the role").clone();
+    let (view, edit) = (role("egress-agent-view"), role("egress-agent-edit"));
+    let label = "rbac.authorization.k8s.io/aggregate-to-view";
+    assert_eq!(view["metadata"]["labels"], serde_json::json!({ label: "true" }));
+    assert_eq!(edit["metadata"].get("labels"), None, "aggregated-edit alone makes it a part of `edit`");
+    let list = |value: &Value| -> BTreeSet<String> {
+        value.as_array().into_iter().flatten().filter_map(|one| one.as_str().map(str::to_owned)).collect()
+    };
+    let of = |role: &Value| {
+        let mut all = BTreeSet::new();
+        for rule in role["rules"].as_array().into_iter().flatten() {
+            for group in list(&rule["apiGroups"]) {
+                all.extend(list(&rule["resources"]).into_iter().map(|resource| (group.clone(), resource)));
+            }
+        }
+        all
+    };
+    for rule in view["rules"].as_array().into_iter().flatten() {
+        assert_eq!(list(&rule["verbs"]), ["get", "list", "watch"].map(str::to_owned).into(), "{rule}");
+    }
+    assert_eq!(of(&view), kinds.keys().cloned().collect());
+    assert_eq!(of(&edit), [("k8s.ovn.org".to_owned(), "egressservices".to_owned())].into());
+    for kind in of(&edit) {
+        assert_eq!(kinds[&kind], "Namespaced", "{kind:?}: a RoleBinding cannot grant it");
+    }
+}
