@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use egress_common::abi::{Class, Verdict};
 
+use super::chart;
 use egress_scenarios::bench;
 use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, output};
 
@@ -128,7 +129,43 @@ fn files() -> Vec<Generated> {
             place: TextPlace::Between("reasons"),
             text: |built| from_agent(built, "reasons"),
         },
+        // What they are made of is written above.
+        whole("deploy/monitoring/operator/prometheusrule.yaml", |_| chart::prometheus_rule()),
+        whole("deploy/helm/egress-agent/templates/rbac.yaml", |_| chart::access()),
+        whole("deploy/helm/egress-agent/templates/roles.yaml", |_| chart::roles()),
+        whole("deploy/helm/egress-agent/templates/admission.yaml", |_| chart::admission()),
+        whole("deploy/helm/egress-agent/templates/flowcontrol.yaml", |_| chart::flow_control()),
+        whole("deploy/helm/egress-agent/templates/scc.yaml", |_| chart::security_context_constraints()),
+        whole("deploy/helm/egress-agent/templates/podmonitor.yaml", |_| chart::pod_monitor()),
+        whole("deploy/helm/egress-agent/templates/daemonset.yaml", |_| chart::agents()),
+        whole("deploy/helm/egress-agent/templates/controller.yaml", |_| chart::controllers()),
+        whole("deploy/helm/egress-agent/templates/cleanup.yaml", |_| chart::cleanup()),
+        whole("deploy/helm/egress-agent/templates/egress-router-rbac.yaml", |_| chart::router_access()),
+        whole("deploy/helm/egress-agent/templates/egress-router.yaml", |_| chart::router()),
+        whole("deploy/helm/egress-agent/files/agent.conf", |_| chart::copied("base/agent.conf")),
+        whole("deploy/helm/egress-agent/files/alerts.yaml", |_| chart::copied("monitoring/alerts.yaml")),
+        whole("deploy/helm/egress-agent/files/egressnodes.yaml", |_| chart::copied("base/egressnodes.yaml")),
+        whole("deploy/helm/egress-agent/files/egressassignments.yaml", |_| {
+            chart::copied("base/egressassignments.yaml")
+        }),
+        whole("deploy/helm/egress-agent/files/egressips.yaml", |_| chart::copied("crd/crd.yaml")),
+        whole("deploy/helm/egress-agent/files/egressservices.yaml", |_| chart::copied("crd/egressservices.yaml")),
+        whole("deploy/helm/egress-agent/files/egresses.yaml", |_| chart::copied("antrea/egresses.yaml")),
+        whole("deploy/helm/egress-agent/files/externalippools.yaml", |_| chart::copied("antrea/externalippools.yaml")),
+        whole("deploy/helm/egress-agent/files/ciliumegressgatewaypolicies.yaml", |_| {
+            chart::copied("cilium/ciliumegressgatewaypolicies.yaml")
+        }),
+        whole("deploy/helm/egress-agent/files/egressgatewaypolicystatuses.yaml", |_| {
+            chart::copied("cilium/egressgatewaypolicystatuses.yaml")
+        }),
+        whole("deploy/helm/egress-agent/files/egressrouters.yaml", |_| {
+            chart::copied("egress-router/controller/egressrouters.yaml")
+        }),
     ]
+}
+
+fn whole(path: &'static str, text: fn(&Built) -> Result<String>) -> Generated {
+    Generated { path, place: TextPlace::Whole, text }
 }
 
 /// Their paths in the clone.
@@ -272,7 +309,8 @@ mod tests {
             found + below.chain(items).sum::<usize>()
         }
         let root = Paths::find().expect("the clone").root;
-        let definitions = generated_paths().into_iter().filter(|path| path.ends_with(".yaml"));
+        let is_yaml = |path: &&str| path.ends_with(".yaml") && !path.contains("/templates/");
+        let definitions = generated_paths().into_iter().filter(is_yaml);
         let bounds = definitions.map(|path| {
             let text = fs::read_to_string(root.join(path)).expect("a generated file");
             check(&serde_yaml::from_str(&text).expect("YAML"), path)

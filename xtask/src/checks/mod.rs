@@ -1,5 +1,6 @@
 //! The checks that need no kernel: generated files, format and lints, dependencies.
 
+mod chart;
 mod codegen;
 mod deps;
 mod lint;

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::api::{self, ApiServers};
+use super::helm;
 use super::part::Part;
 use super::silence;
 use super::skips::{self, SkipNotes};
@@ -138,6 +139,9 @@ pub(super) fn run_with(
     let notes = SkipNotes::begin(paths)?;
     let (variable, file) = notes.variable();
     command.env(api::VARIABLE, &cluster.kubeconfig).env(api::SLOW, &cluster.slow).env(variable, file);
+    if let Some(program) = helm::find(paths) {
+        command.env(helm::VARIABLE, program);
+    }
     command.arg("--").args(arguments);
     follow(command, outcome, seen)?;
     notes.count(outcome)

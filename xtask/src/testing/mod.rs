@@ -11,6 +11,7 @@ mod alerts;
 mod api;
 mod cargo_tests;
 mod fuzz;
+mod helm;
 mod kernels;
 pub(crate) mod lab;
 mod mutate;
@@ -182,6 +183,7 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
     }
     if parts.contains(&Part::Pure) || parts.contains(&Part::Lab) {
         kubectl::offer(!no_install);
+        helm::offer(&Paths::find()?, !no_install);
     }
     // Real nodes run the image, and commands of an administrator are typed outside.
     let needs_none = |part: &Part| *part == Part::Pure || *part == Part::Nodes && nodes::assets().is_none();

@@ -23,7 +23,7 @@ const OVERLAYS: [&str; 6] = [
     CLEANUP,
 ];
 
-fn deploy() -> PathBuf {
+pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
 }
 
@@ -32,25 +32,29 @@ pub(crate) fn rendered(folder: &str) -> Result<String> {
     rendered_in(&deploy(), folder)
 }
 
-fn rendered_in(deploy: &Path, folder: &str) -> Result<String> {
+pub(crate) fn rendered_in(deploy: &Path, folder: &str) -> Result<String> {
     let output = Command::new("kubectl").arg("kustomize").arg(deploy.join(folder)).output()?;
     ensure!(output.status.success(), "{folder}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
 
 /// The manifests once more, to change them as administrators do.
-struct ManifestCopy(PathBuf);
+pub(crate) struct ManifestCopy(PathBuf);
 
 impl ManifestCopy {
-    fn new(name: &str) -> Result<Self> {
+    pub(crate) fn new(name: &str) -> Result<Self> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let copied = Command::new("cp").arg("-r").arg(deploy()).arg(&folder).status()?;
         ensure!(copied.success(), "cp to {}", folder.display());
         Ok(Self(folder))
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
+    }
+
     /// Of a file with one document.
-    fn change(&self, path: &str, change: impl FnOnce(&mut Value)) -> Result<()> {
+    pub(crate) fn change(&self, path: &str, change: impl FnOnce(&mut Value)) -> Result<()> {
         let file = self.0.join(path);
         let mut document = documents(&fs::read_to_string(&file)?)?.remove(0);
         change(&mut document);
@@ -84,7 +88,7 @@ pub(crate) fn of_kubernetes(text: &str) -> String {
     documents.collect::<Vec<_>>().join("---\n")
 }
 
-fn documents(text: &str) -> Result<Vec<Value>> {
+pub(crate) fn documents(text: &str) -> Result<Vec<Value>> {
     let documents = serde_yaml::Deserializer::from_str(text).map(Value::deserialize);
     documents.collect::<Result<_, _>>().context("YAML")
 }

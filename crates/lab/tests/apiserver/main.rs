@@ -7,6 +7,7 @@
 mod access;
 mod admission;
 mod definition;
+mod helm;
 mod install;
 mod kubectl;
 mod objects;

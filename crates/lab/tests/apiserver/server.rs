@@ -198,7 +198,7 @@ pub(crate) fn has_kubectl(test: &str) -> bool {
 const OLDEST_KUBECTL: u32 = 27;
 
 /// Notes that a test shows nothing here, as `cargo xtask test` wants it (xtask/src/testing/skips.rs).
-fn skipped(test: &str, reason: &str) -> bool {
+pub(crate) fn skipped(test: &str, reason: &str) -> bool {
     // Not by a macro: the test harness would hide what a passing test prints.
     writeln!(io::stderr(), "SKIPPED {test}: {reason}").unwrap_or_default();
     if let Some(file) = std::env::var_os("EGRESS_TEST_SKIPS") {
