@@ -82,7 +82,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
     let stop = stop_on_signal()?;
     let health_page = Arc::new(HealthPage::new(Process::Controller, outages.clone()));
     if let Some(listen) = args.metrics.metrics_bind_address {
-        let serve = metrics::serve(listen, Arc::clone(&health_page), stop.clone());
+        let serve = metrics::serve(listen, args.metrics.token_file(), Arc::clone(&health_page), stop.clone());
         tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));
     }
     let tls = tls.map(|(tls, keeper)| {

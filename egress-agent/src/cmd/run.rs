@@ -244,7 +244,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     // Before the programs are loaded, which takes time: the health pages report it.
     let health_page = Arc::new(HealthPage::new(Process::Agent, outages.clone()));
     if let Some(listen) = args.metrics.metrics_bind_address {
-        let serve = metrics::serve(listen, Arc::clone(&health_page), stop.clone());
+        let serve = metrics::serve(listen, args.metrics.token_file(), Arc::clone(&health_page), stop.clone());
         tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));
     }
     let uplink = match &args.node.uplink {

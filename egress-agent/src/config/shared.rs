@@ -1,6 +1,7 @@
 //! Flags of both agent and controller, which need the same settings.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
@@ -40,6 +41,16 @@ pub struct MetricsArgs {
     /// [default: not served]
     #[arg(long, env = "EGRESS_AGENT_METRICS_BIND_ADDRESS", value_name = "ADDRESS:PORT")]
     pub metrics_bind_address: Option<Listen>,
+    /// File with the token that other hosts must send to read these pages (`Authorization: Bearer TOKEN`), read for each request
+    /// of theirs: without the file, or if it is empty, they read nothing [default: no token is needed]
+    #[arg(long, env = "EGRESS_AGENT_METRICS_TOKEN_FILE", value_name = "FILE", requires = "metrics_bind_address")]
+    pub metrics_token_file: Option<PathBuf>,
+}
+
+impl MetricsArgs {
+    pub fn token_file(&self) -> Option<Arc<Path>> {
+        self.metrics_token_file.as_deref().map(Arc::from)
+    }
 }
 
 #[derive(Args, Debug)]

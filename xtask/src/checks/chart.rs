@@ -103,7 +103,9 @@ pub(super) fn pod_monitor() -> Result<String> {
         "kind: PodMonitor\nmetadata:\n  name: egress-agent\n",
         "kind: PodMonitor\nmetadata:\n  name: egress-agent\n  labels:\n    {{- include \"egress-agent.monitoringLabels\" . | nindent 4 }}\n",
     );
-    template(Some(".Values.monitoring.enabled"), &["monitoring/operator/podmonitor.yaml"], [labelled])
+    let token =
+        edit("        name: egress-agent-metrics\n", "        name: {{ include \"egress-agent.metricsSecret\" . }}\n");
+    template(Some(".Values.monitoring.enabled"), &["monitoring/operator/podmonitor.yaml"], [labelled, token])
 }
 
 pub(super) fn agents() -> Result<String> {
@@ -133,6 +135,7 @@ pub(super) fn agents() -> Result<String> {
             "          # Map memory is charged to the agent, which creates the maps.\n          {{- toYaml .Values.agent.resources | nindent 10 }}\n",
         ),
         edit(TLS, TLS_OF_VALUES),
+        edit(TOKEN, TOKEN_OF_VALUES),
         // The socket's directory is the host's for the plugin.
         edit(
             "        emptyDir:\n          medium: Memory\n          sizeLimit: 1Mi\n",
@@ -164,13 +167,14 @@ pub(super) fn controllers() -> Result<String> {
         edit(CONTROLLER_PRIORITY, placement("controller")),
         edit(
             "          value: 127.0.0.1:9478\n",
-            "          value: {{ printf \"%s:9478\" .Values.metrics.address | quote }}\n",
+            "          value: {{ printf \"%s:9478\" (include \"egress-agent.metricsAddress\" .) | quote }}\n",
         ),
         edit(
             "          requests:\n            cpu: 100m\n            memory: 128Mi\n",
             "          {{- toYaml .Values.controller.resources | nindent 10 }}\n",
         ),
         edit(TLS, TLS_OF_VALUES),
+        edit(TOKEN, TOKEN_OF_VALUES),
     ];
     from_text(None, &["base/controller.yaml"], &text, own.into_iter().chain(image(1)))
 }
@@ -178,6 +182,8 @@ pub(super) fn controllers() -> Result<String> {
 const TLS: &str = "          secretName: egress-agent-healthcheck-tls\n";
 const TLS_OF_VALUES: &str =
     "          secretName: {{ .Values.healthCheckTLSSecret | default (printf \"%s-healthcheck-tls\" $name) }}\n";
+const TOKEN: &str = "          secretName: egress-agent-metrics\n";
+const TOKEN_OF_VALUES: &str = "          secretName: {{ include \"egress-agent.metricsSecret\" . }}\n";
 const CNI_CONF: &str = "          path: /etc/cni/net.d\n";
 const CNI_CONF_OF_VALUES: &str = "          path: {{ .Values.cniPlugin.confDir }}\n";
 const CNI_BIN: &str = "          path: /opt/cni/bin\n";

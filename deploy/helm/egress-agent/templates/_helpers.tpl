@@ -33,10 +33,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{- define "egress-agent.metricsAddress" -}}
+{{- if not (or .Values.metrics.exposed .Values.monitoring.enabled) -}}127.0.0.1{{- end -}}
+{{- end -}}
+
+{{- define "egress-agent.metricsSecret" -}}
+{{- .Values.metrics.tokenSecret | default (printf "%s-metrics" (include "egress-agent.fullname" .)) -}}
+{{- end -}}
+
 {{- /* The variables of agents and controllers. Those of `settings` come last. */}}
 {{- define "egress-agent.settings" -}}
 {{- $all := dict "EGRESS_AGENT_LOG_FORMAT" "json" -}}
-{{- $_ := set $all "EGRESS_AGENT_METRICS_BIND_ADDRESS" (printf "%s:9477" .Values.metrics.address) -}}
+{{- $_ := set $all "EGRESS_AGENT_METRICS_BIND_ADDRESS" (printf "%s:9477" (include "egress-agent.metricsAddress" .)) -}}
+{{- $_ := set $all "EGRESS_AGENT_METRICS_TOKEN_FILE" "/etc/egress-agent/metrics/token" -}}
 {{- with .Values.interfaces.uplink }}{{ $_ := set $all "EGRESS_AGENT_UPLINK" . }}{{ end -}}
 {{- $port := required "set interfaces.managementPort: ovn-k8s-mp0, or the bridge; clusters/ has values of three kinds of cluster" .Values.interfaces.managementPort -}}
 {{- $_ := set $all "EGRESS_AGENT_MGMT_PORT" $port -}}

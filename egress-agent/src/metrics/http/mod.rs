@@ -5,18 +5,24 @@
 //!
 //! A kubelet restarts an agent that does not answer, so other hosts must not keep it out: connections from loopback, where the
 //! kubelet connects from, have slots of their own, and the server listens on loopback whatever other address is configured.
+//!
+//! Other hosts, which pods are too, must know a token if a file of it is configured. The pages are in plaintext, so the token is
+//! worth no more than the metrics; that is why it is a token of its own, and none of an account.
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::constant_time::verify_slices_are_equal;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
@@ -89,6 +95,10 @@ impl Listen {
         }
     }
 
+    fn is_loopback(self) -> bool {
+        matches!(self, Self::At(address) if is_of_this_host(address.ip()))
+    }
+
     /// Loopback on the same port, where probes ask, unless it is covered already.
     fn for_probes(self) -> Option<Self> {
         match self {
@@ -101,8 +111,13 @@ impl Listen {
 }
 
 /// Serves until `stop`. If the address cannot be bound the agent continues, and retries.
-pub async fn serve(listen: Listen, page: Arc<HealthPage>, stop: CancellationToken) {
-    let acceptor = Arc::new(MetricsServer::new(page, is_of_this_host));
+pub async fn serve(listen: Listen, token: Option<Arc<Path>>, page: Arc<HealthPage>, stop: CancellationToken) {
+    if let (false, Some(file)) = (listen.is_loopback(), &token)
+        && let Err(error) = token_of(file).await
+    {
+        warn!(file = %file.display(), %error, "other hosts cannot read metrics and health pages until there is a token");
+    }
+    let acceptor = Arc::new(MetricsServer::new(page, token, is_of_this_host));
     let for_probes = async {
         if let Some(listen) = listen.for_probes() {
             serve_at(listen, Arc::clone(&acceptor), &stop).await;
@@ -147,7 +162,7 @@ async fn serve_on(listener: TcpListener, acceptor: Arc<MetricsServer>, stop: &Ca
                 // Short-lived: one connection, which ends by its timeouts.
                 tokio::spawn(async move {
                     // Slow clients are disconnected.
-                    if timeout(CONNECTION, answer(stream, acceptor)).await.is_err() {
+                    if timeout(CONNECTION, answer(stream, peer.ip(), acceptor)).await.is_err() {
                         debug!(%peer, "a request for metrics or health took too long");
                     }
                     drop(slot);
@@ -170,6 +185,8 @@ fn is_of_this_host(peer: IpAddr) -> bool {
 /// What all connections share.
 struct MetricsServer {
     page: Arc<HealthPage>,
+    /// The file of what other hosts must know.
+    token: Option<Arc<Path>>,
     is_of_this_host: fn(IpAddr) -> bool,
     own: Arc<Semaphore>,
     others: Arc<Semaphore>,
@@ -177,9 +194,14 @@ struct MetricsServer {
 }
 
 impl MetricsServer {
-    fn new(page: Arc<HealthPage>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
+    fn new(page: Arc<HealthPage>, token: Option<Arc<Path>>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
         let [own, others] = [(); 2].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
-        Self { page, is_of_this_host, own, others, scrapes: Mutex::new(()) }
+        Self { page, token, is_of_this_host, own, others, scrapes: Mutex::new(()) }
+    }
+
+    /// The file of the token that this client must know.
+    fn token_for(&self, peer: IpAddr) -> Option<Arc<Path>> {
+        self.token.clone().filter(|_| !(self.is_of_this_host)(peer))
     }
 
     fn slot(&self, peer: IpAddr) -> Option<OwnedSemaphorePermit> {
@@ -198,6 +220,26 @@ fn pages(acceptor: Arc<MetricsServer>) -> Router {
         .route("/readyz", get(ready))
         .fallback(|| async { text(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz\n".to_owned()) })
         .with_state(acceptor)
+}
+
+/// Read for each request, since a Secret that is changed changes its file.
+async fn token_of(file: &Path) -> io::Result<Vec<u8>> {
+    let token = tokio::fs::read(file).await?.trim_ascii().to_vec();
+    if token.is_empty() { Err(io::Error::other("the file is empty")) } else { Ok(token) }
+}
+
+/// Lets a request pass that has the token of this file.
+async fn with_token(file: Arc<Path>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let known = match (given, token_of(&file).await) {
+        (Some(given), Ok(wanted)) => verify_slices_are_equal(given.trim_ascii(), &wanted).is_ok(),
+        _ => false,
+    };
+    if known {
+        return next.run(request).await;
+    }
+    let refusal = text(StatusCode::UNAUTHORIZED, "send the token: Authorization: Bearer TOKEN\n".to_owned());
+    ([(WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
 }
 
 async fn metrics(State(acceptor): State<Arc<MetricsServer>>) -> Response {
@@ -225,10 +267,16 @@ fn typed(status: StatusCode, kind: &'static str, text: String) -> Response {
     (status, [(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-store")], text).into_response()
 }
 
-async fn answer(stream: TcpStream, acceptor: Arc<MetricsServer>) {
+async fn answer(stream: TcpStream, peer: IpAddr, acceptor: Arc<MetricsServer>) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(REQUEST).keep_alive(false).max_headers(64);
-    let pages = TowerToHyperService::new(pages(acceptor));
+    let token = acceptor.token_for(peer);
+    let mut pages = pages(acceptor);
+    if let Some(file) = token {
+        let ask = move |request: Request, next: Next| with_token(Arc::clone(&file), request, next);
+        pages = pages.layer(middleware::from_fn(ask));
+    }
+    let pages = TowerToHyperService::new(pages);
     if let Err(error) = server.serve_connection(TokioIo::new(stream), pages).await {
         debug!(%error, "a request for metrics or health ended early");
     }

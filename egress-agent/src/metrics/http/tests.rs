@@ -7,10 +7,13 @@ use crate::metrics::catalogue::Process;
 use egress_kube::api_outage::ApiOutages;
 
 fn acceptor() -> Arc<MetricsServer> {
+    acceptor_with(None)
+}
+
+fn acceptor_with(token: Option<Arc<Path>>) -> Arc<MetricsServer> {
+    let page = Arc::new(HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere")));
     // One address of loopback is this host, the others stand for other hosts.
-    Arc::new(MetricsServer::new(Arc::new(HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere"))), |peer| {
-        peer == Ipv4Addr::LOCALHOST
-    }))
+    Arc::new(MetricsServer::new(page, token, |peer| peer == Ipv4Addr::LOCALHOST))
 }
 
 async fn serving(acceptor: Arc<MetricsServer>) -> (SocketAddr, DropGuard) {
@@ -64,6 +67,56 @@ async fn three_pages_are_served_and_no_other() {
     let head = send(address, "HEAD /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"), "{head}");
     assert!(send(address, "nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400 "));
+}
+
+/// The answer to another host that sends this header.
+async fn get_from_elsewhere(address: SocketAddr, path: &str, header: &str) -> String {
+    let mut stream = connect_from_elsewhere(address).await;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n{header}\r\n");
+    stream.write_all(request.as_bytes()).await.expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("text");
+    answer
+}
+
+#[tokio::test]
+async fn other_hosts_need_the_token_and_probes_do_not() {
+    let file = std::env::temp_dir().join(format!("egress-agent-metrics-token-{}", std::process::id()));
+    let (address, _stop) = serving(acceptor_with(Some(Arc::from(file.as_path())))).await;
+    let status = |answer: String| answer.split(' ').nth(1).map(str::to_owned);
+    let elsewhere = async |path: &str, header: &str| status(get_from_elsewhere(address, path, header).await);
+    let right = "Authorization: Bearer d0h\r\n";
+    let refused = Some("401".to_owned());
+    // Without the file, and with an empty one, nothing is right.
+    for contents in [None, Some(""), Some("\n")] {
+        if let Some(contents) = contents {
+            std::fs::write(&file, contents).expect("a temporary file");
+        }
+        for header in ["", right, "Authorization: Bearer \r\n"] {
+            assert_eq!(elsewhere("/metrics", header).await, refused, "{contents:?}, {header:?}");
+        }
+        assert_eq!(status(get(address, "/healthz").await).as_deref(), Some("200"), "{contents:?}");
+    }
+    // It is read for each request.
+    std::fs::write(&file, "d0h\n").expect("a temporary file");
+    assert_eq!(elsewhere("/metrics", right).await.as_deref(), Some("200"));
+    assert_eq!(elsewhere("/healthz", right).await.as_deref(), Some("200"));
+    assert_eq!(elsewhere("/other", right).await.as_deref(), Some("404"));
+    for header in [
+        "",
+        "Authorization: d0h\r\n",
+        "Authorization: Basic d0h\r\n",
+        "Authorization: Bearer d0\r\n",
+        "Authorization: Bearer d0hh\r\n",
+    ] {
+        for path in ["/metrics", "/healthz", "/readyz", "/other"] {
+            assert_eq!(elsewhere(path, header).await, refused, "{path}, {header:?}");
+        }
+    }
+    let answer = get_from_elsewhere(address, "/metrics", "").await;
+    assert!(answer.contains("www-authenticate: Bearer") && !answer.contains("egress_agent_"), "{answer}");
+    assert_eq!(status(get(address, "/metrics").await).as_deref(), Some("200"), "this host");
+    std::fs::remove_file(&file).expect("it was written");
 }
 
 #[tokio::test]
@@ -131,7 +184,7 @@ async fn probes_are_answered_whatever_address_is_configured() {
     let free = TcpListener::bind("127.0.0.1:0").await.and_then(|one| one.local_addr()).expect("a port");
     let (listen, stop) = (Listen::At((Ipv4Addr::new(192, 0, 2, 1), free.port()).into()), CancellationToken::new());
     let page = Arc::new(HealthPage::new(Process::Agent, ApiOutages::new("http://nowhere")));
-    let serving = tokio::spawn(serve(listen, page, stop.clone()));
+    let serving = tokio::spawn(serve(listen, None, page, stop.clone()));
     let answered = timeout(RETRY, async {
         while TcpStream::connect(free).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
