@@ -350,7 +350,7 @@ fn chart_replaces_pods_when_their_settings_change() -> Result<()> {
     Ok(())
 }
 
-/// With names of its own in another namespace: the server checks the types of the policies' expressions.
+/// Installed, made a cleanup and removed, with names of its own. The server checks the types of the policies' expressions.
 #[test]
 fn chart_is_taken_by_a_real_server() -> Result<()> {
     const NAME: &str = "chart_is_taken_by_a_real_server";
@@ -359,19 +359,42 @@ fn chart_is_taken_by_a_real_server() -> Result<()> {
     }
     let server = TestedServer::start()?;
     server.kubectl("create namespace moes")?;
-    let added = ["antrea.enabled=true,cilium.enabled=true", "egressRouter.controller.enabled=true"];
-    let plugin = "fullnameOverride=tavern,namespace.create=false,egressRouter.plugin.enabled=true";
-    let set = [&added[..], &[plugin, "egressRouter.plugin.configMaps=true"]].concat();
-    let objects = templated("bridge-cni", &set, &["--namespace", "moes"])?;
-    let text = objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n");
-    let taken = server.kubectl_with("apply --server-side --validate=strict -f -", &text)?;
-    ensure!(taken.lines().count() == objects.len(), "{taken}");
-    let policies: Vec<_> = objects.iter().filter(|one| one["kind"] == "ValidatingAdmissionPolicy").collect();
-    ensure!(policies.len() == 6, "{} policies", policies.len());
-    for name in policies.iter().filter_map(|one| one["metadata"]["name"].as_str()) {
+    let kubeconfig = server.kubeconfig().display().to_string();
+    let release = ["--namespace", "moes", "--kubeconfig", &kubeconfig];
+    let typed = |verb: &str, more: &[&str]| -> Result<()> {
+        let output = with_values(verb, "bridge-cni", &[&release, more].concat())?;
+        ensure!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    };
+    let kinds = "antrea.enabled=true,cilium.enabled=true,egressRouter.controller.enabled=true";
+    let plugin = "egressRouter.plugin.enabled=true,egressRouter.plugin.configMaps=true";
+    typed("install bar", &["--set", "fullnameOverride=tavern", "--set", kinds, "--set", plugin])?;
+    let named = |line: &str| -> Result<Vec<String>> {
+        let text = server.kubectl(&format!("get {line} --output name"))?;
+        Ok(text.lines().filter_map(|line| line.split_once('/')).map(|(_, name)| name.to_owned()).collect())
+    };
+    let of_release = "--selector app.kubernetes.io/instance=bar";
+    let policies = named(&format!("validatingadmissionpolicies {of_release}"))?;
+    ensure!(policies.len() == 6, "{policies:?}");
+    for name in &policies {
         let path = format!("get validatingadmissionpolicy {name} -o jsonpath={{.status.typeChecking}}");
         let warnings = server.kubectl(&path)?;
         ensure!(!warnings.contains("expressionWarnings"), "{name}: {warnings}");
+    }
+    let sets = || named("daemonsets,deployments --namespace moes");
+    ensure!(sets()? == ["egress-router", "tavern", "tavern-controller"], "{:?}", sets()?);
+    typed("upgrade bar", &["--reuse-values", "--set", "cleanup.enabled=true"])?;
+    ensure!(sets()? == ["egress-router", "tavern-cleanup", "tavern-controller"], "{:?}", sets()?);
+    let definitions = named(&format!("customresourcedefinitions {of_release}"))?;
+    ensure!(definitions.len() == 9, "{definitions:?}");
+    let output = Command::new(helm()).args(["uninstall", "bar"]).args(release).output()?;
+    ensure!(output.status.success(), "uninstall: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(sets()?.is_empty(), "{:?}", sets()?);
+    let left = named(&format!("customresourcedefinitions {of_release}"))?;
+    ensure!(left == definitions, "their objects would be lost: {left:?}");
+    for kind in ["validatingadmissionpolicies", "clusterroles", "clusterrolebindings", "flowschemas"] {
+        let left = named(&format!("{kind} {of_release}"))?;
+        ensure!(left.is_empty(), "{kind}: {left:?}");
     }
     Ok(())
 }

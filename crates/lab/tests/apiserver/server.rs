@@ -111,11 +111,15 @@ impl TestedServer {
         }
     }
 
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+
     pub(crate) fn kubectl_command(&self, line: &str) -> Command {
         let mut command = Command::new("kubectl");
         command
             .args(line.split_whitespace())
-            .env("KUBECONFIG", self.folder.join("kubeconfig"))
+            .env("KUBECONFIG", self.kubeconfig())
             .env("KUBECACHEDIR", self.folder.join("cache"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
