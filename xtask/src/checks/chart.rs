@@ -120,6 +120,7 @@ pub(super) fn agents() -> Result<String> {
     let own = [
         edit(POD_LABELS, POD_LABELS_OF_BOTH),
         edit("      annotations:\n", CHECKSUMS),
+        edit(" docs/install.md has the patch.\n", "\n"),
         edit("      maxUnavailable: 1\n", "      maxUnavailable: {{ .Values.agent.maxUnavailable }}\n"),
         edit(AGENT_PRIORITY, placement("agent")),
         edit(ALL_TOLERATIONS, field_of_pod("tolerations", "agent.tolerations")),
@@ -266,7 +267,7 @@ pub(super) fn prometheus_rule() -> Result<String> {
     Ok(text)
 }
 
-/// A file that a template reads, since its text has what looks like an expression, or is an object as it is.
+/// A file that a template includes unchanged. Alert rules have `{{ }}` of their own.
 pub(super) fn copied(path: &str) -> Result<String> {
     manifest(path)
 }

@@ -328,6 +328,30 @@ fn chart_refuses_what_it_cannot_mean() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn chart_sets_the_image_of_every_container() -> Result<()> {
+    const NAME: &str = "chart_sets_the_image_of_every_container";
+    if !has_helm(NAME) {
+        return Ok(());
+    }
+    for (tag, wanted) in [("7", "registry.example/mine:7"), ("sha256:00ff", "registry.example/mine@sha256:00ff")] {
+        for cleanup in ["cleanup.enabled=false", "cleanup.enabled=true"] {
+            let set = ["image.repository=registry.example/mine,egressRouter.plugin.enabled=true", cleanup];
+            let secret = "imagePullSecrets[0].name=flanders";
+            let tag = format!("image.tag={tag}");
+            let all = templated("bridge-cni", &[set[0], set[1], secret], &["--set-string", &tag])?;
+            for pod in all.iter().filter_map(|one| one.pointer("/spec/template/spec")) {
+                for container in ["containers", "initContainers"].iter().flat_map(|list| pod[list].as_array()).flatten()
+                {
+                    ensure!(container["image"] == wanted, "{cleanup}: {}", container["image"]);
+                }
+                ensure!(pod["imagePullSecrets"] == json!([{"name": "flanders"}]), "{cleanup}: {pod}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A changed setting replaces the pods, another label of the chart does not.
 #[test]
 fn chart_replaces_pods_when_their_settings_change() -> Result<()> {
