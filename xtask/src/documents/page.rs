@@ -6,7 +6,7 @@ use super::typed::{Runner, words};
 
 /// What a reader sees where a command was not run.
 const NOT_RUN: &str = "not run here";
-/// What a reader sees where the lab has not run a command, but the tests on real nodes have (`cargo xtask test --only nodes`).
+/// What a reader sees where the lab has not run a command, but the tests on real nodes have (`cargo xtask test --only cluster`).
 const RUN_ON_NODES: &str = "run on real nodes";
 
 /// Blocks that are no commands.

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: sets up what is missing, then runs every test, in the order from cheap to expensive.
 //!
 //! Parts: `pure` needs nothing; `program` (test files `kernel_*` of egress-agent) needs root and BPF; `lab` (listed in `lab.rs`)
-//! needs namespaces too; `nodes` needs a kubelet and more (docs/testing.md); `codegen` compares generated files. With
+//! needs namespaces too; `cluster` needs a kubelet and more (docs/testing.md); `codegen` compares generated files. With
 //! `--kernel`, `program` and `lab` run on another kernel (`kernels`).
 //!
 //! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` is given. The last
@@ -170,7 +170,7 @@ fn set_up_ovn(args: &TestArgs, paths: &Paths, progress: &Progress) -> Result<()>
 
 /// Brings in everything before the first test, so that what is missing shows at once and not after minutes.
 fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Option<Built>> {
-    let on_nodes = parts.contains(&Part::Nodes) && nodes::assets().is_some();
+    let on_nodes = parts.contains(&Part::Cluster) && nodes::assets().is_some();
     if parts.contains(&Part::Program) || parts.contains(&Part::Lab) || on_nodes {
         packages::ensure(Purpose::Programs, !no_install)?;
     }
@@ -186,7 +186,7 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
         helm::offer(&Paths::find()?, !no_install);
     }
     // Real nodes run the image, and commands of an administrator are typed outside.
-    let needs_none = |part: &Part| *part == Part::Pure || *part == Part::Nodes && nodes::assets().is_none();
+    let needs_none = |part: &Part| *part == Part::Pure || *part == Part::Cluster && nodes::assets().is_none();
     if parts.iter().all(needs_none) {
         return Ok(None);
     }
@@ -209,13 +209,13 @@ fn run_part(part: Part, args: &TestArgs, paths: &Paths, built: Option<&Built>) -
             Ok(outcome)
         }
         Part::Lab => lab::run_all(args.filter(), args.ground, paths),
-        Part::Nodes => on_nodes(filter, paths),
+        Part::Cluster => on_nodes(filter, paths),
         Part::Codegen => codegen(filter, built),
     }
 }
 
 fn on_nodes(filter: &str, paths: &Paths) -> Result<PartOutcome> {
-    let mut outcome = PartOutcome::new(Part::Nodes);
+    let mut outcome = PartOutcome::new(Part::Cluster);
     if nodes::assets().is_none() {
         for name in nodes::names().filter(|name| name.contains(filter)) {
             skips::note(&mut outcome, name, "KUBEBUILDER_ASSETS names no folder with a kubelet");
@@ -259,7 +259,7 @@ fn list(args: &TestArgs) -> Result<()> {
                 tests => cargo_tests::list(&tests, &paths)?,
             },
             Part::Lab => lab::lab_tests().iter().map(|test| test.name.to_owned()).collect(),
-            Part::Nodes => nodes::names().map(str::to_owned).collect(),
+            Part::Cluster => nodes::names().map(str::to_owned).collect(),
             Part::Codegen => generated_paths().into_iter().map(str::to_owned).collect(),
         };
         for name in names.iter().filter(|name| name.contains(args.filter())) {

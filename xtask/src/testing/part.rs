@@ -17,8 +17,8 @@ pub(super) enum Part {
     Program,
     /// Agents, interfaces and packets in namespaces
     Lab,
-    /// Real Kubernetes nodes, where KUBEBUILDER_ASSETS names a folder with a kubelet
-    Nodes,
+    /// A cluster of real Kubernetes nodes, where KUBEBUILDER_ASSETS names a folder with a kubelet
+    Cluster,
     /// Generated files against the code
     Codegen,
 }
@@ -29,7 +29,7 @@ impl fmt::Display for Part {
             Part::Pure => "pure",
             Part::Program => "program",
             Part::Lab => "lab",
-            Part::Nodes => "nodes",
+            Part::Cluster => "cluster",
             Part::Codegen => "codegen",
         })
     }
@@ -37,7 +37,7 @@ impl fmt::Display for Part {
 
 impl Part {
     /// In the order in which they run.
-    pub(super) const ALL: [Part; 5] = [Part::Pure, Part::Program, Part::Lab, Part::Nodes, Part::Codegen];
+    pub(super) const ALL: [Part; 5] = [Part::Pure, Part::Program, Part::Lab, Part::Cluster, Part::Codegen];
 
     /// Why this machine cannot run the part, if so.
     pub(super) fn hindrance(self) -> Option<String> {
@@ -45,8 +45,8 @@ impl Part {
             Part::Pure | Part::Codegen => None,
             Part::Program => without_bpf(),
             // Without a kubelet its tests are skipped by their names, whatever else is missing.
-            Part::Nodes if nodes::assets().is_none() => None,
-            Part::Lab | Part::Nodes => without_bpf().or_else(without_namespaces),
+            Part::Cluster if nodes::assets().is_none() => None,
+            Part::Lab | Part::Cluster => without_bpf().or_else(without_namespaces),
         }
     }
 
@@ -55,7 +55,7 @@ impl Part {
         let known = match self {
             Part::Program => cargo_tests::program(paths)?.len(),
             Part::Lab => lab::lab_tests().len(),
-            Part::Nodes => nodes::names().count(),
+            Part::Cluster => nodes::names().count(),
             Part::Pure | Part::Codegen => 0,
         };
         Ok(known.max(1))

@@ -1,4 +1,4 @@
-//! `cargo xtask test --only nodes`: the product on two real Kubernetes nodes with a bridge CNI, installed and removed as
+//! `cargo xtask test --only cluster`: the product on two real Kubernetes nodes with a bridge CNI, installed and removed as
 //! docs/install.md has it.
 //!
 //! One cluster (`cluster`) serves all tests (`steps`), since it takes most of a minute to come up. Each test says in what state
