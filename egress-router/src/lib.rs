@@ -3,6 +3,7 @@
 
 pub mod call;
 pub mod check;
+pub mod cmd;
 pub mod config;
 pub mod import;
 pub mod kernel;

@@ -1,25 +1,22 @@
 //! `egress-router`: called by a container runtime, which sets `CNI_COMMAND`, or by an administrator with a subcommand.
 
-mod cmd;
 mod log;
 
 use std::io::{self, Read, stdin};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
 use egress_cni::{CniCall, CniError, Command, code};
 use egress_router::call::answer;
+use egress_router::cmd::Cli;
 use serde_json::Value;
 use tracing::{error, info};
-
-use crate::cmd::Cli;
 
 fn main() -> ExitCode {
     if std::env::var_os("CNI_COMMAND").is_some() {
         return called_by_runtime();
     }
-    Cli::parse().run()
+    Cli::of_process().run()
 }
 
 /// Answers on standard output, in the protocol's format.

@@ -1,6 +1,6 @@
 //! `cargo xtask`: everything that one does with this project from a clone.
 //!
-//! - `checks`: generated files, lints, dependencies.
+//! - `checks`: generated files, manual pages, lints, dependencies.
 //! - `documents`: that commands and links of the documents hold.
 //! - `testing`: `cargo xtask test` and its parts.
 //!
@@ -52,6 +52,8 @@ enum Command {
     Apiserver(egress_lab::apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
     Codegen(checks::CodegenArgs),
+    /// Write the manual pages of egress-agent and egress-router
+    Man(checks::ManArgs),
     /// Check format, names of types and clippy of all workspaces
     Lint(checks::LintArgs),
     /// Play made series to the alert rules, with Prometheus' promtool
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Faults(args) => done(egress_scenarios::faults::run(&args)),
         Command::Apiserver(args) => done(egress_lab::apiserver::run(&args)),
         Command::Codegen(args) => done(checks::codegen(&args)),
+        Command::Man(args) => done(checks::man(&args)),
         Command::Lint(args) => done(checks::lint(&args)),
         Command::Alerts => testing::alerts(),
         Command::Deps => done(checks::deps()),

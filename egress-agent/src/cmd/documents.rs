@@ -9,12 +9,13 @@ use clap::error::ErrorKind;
 use crate::cmd::Cli;
 
 /// Placeholders in the documents that a flag does not accept as they are.
-const PLACEHOLDERS: [(&str, &str); 5] = [
+const PLACEHOLDERS: [(&str, &str); 6] = [
     ("ADDRESS:PORT", "192.0.2.1:80"),
     ("ADDRESS", "192.0.2.1"),
     ("PORT", "4000"),
     ("FILTER", "info"),
     ("REASON", "no_route"),
+    ("SHELL", "bash"),
 ];
 
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -3,6 +3,7 @@
 pub mod cleanup;
 pub mod cni;
 pub mod codegen;
+pub mod completion;
 pub mod controller;
 #[cfg(test)]
 mod documents;
@@ -24,6 +25,7 @@ pub mod values;
 
 use crate::config::tls;
 use egress_supervise::Task;
+use egress_terminal::help;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -73,9 +75,16 @@ enum Command {
     Cni,
     /// Add the plugin to this node's CNI chain, and keep it there
     CniInstall(cni::CniInstallArgs),
+    /// Print the completion script of a shell, for its folder of such scripts
+    Completion(completion::CompletionArgs),
     /// Print a file that is generated from code
     #[command(hide = true)]
     Codegen(codegen::CodegenArgs),
+}
+
+/// The command line as it is parsed and described.
+pub fn definition() -> clap::Command {
+    help::with_variables(Cli::command())
 }
 
 /// Cancelled by SIGTERM and SIGINT.
@@ -197,6 +206,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
         // A runtime expects errors in the format of its protocol.
         Command::Cni => return Ok(cni::run()),
         Command::CniInstall(args) => cni::install(&args)?,
+        Command::Completion(args) => completion::run(&args)?,
         Command::Codegen(args) => codegen::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -212,7 +222,7 @@ fn read(mut line: Vec<OsString>) -> Result<(Command, Vec<String>), CliError> {
     };
     let Some(path) = path else { return Ok((command, Vec::new())) };
     let file = ConfigFile::read(path)?;
-    let definition = Cli::command();
+    let definition = definition();
     if let Some((name, given)) = matches.subcommand()
         && let Some(definition) = definition.find_subcommand(name)
     {
@@ -222,7 +232,7 @@ fn read(mut line: Vec<OsString>) -> Result<(Command, Vec<String>), CliError> {
 }
 
 fn matched(line: &[OsString]) -> Result<(Command, ArgMatches), CliError> {
-    let matches = Cli::command().try_get_matches_from(line)?;
+    let matches = definition().try_get_matches_from(line)?;
     Ok((Cli::from_arg_matches(&matches)?.command, matches))
 }
 
@@ -240,6 +250,41 @@ mod tests {
                 assert!(argument.get_help().is_some(), "{} has no description", argument.get_id());
             }
         }
+    }
+
+    /// A terminal of 80 columns shows the help of every command without breaking a line, and no variable twice.
+    #[test]
+    fn help_fits_the_terminal_and_lists_each_variable_once() {
+        let mut definition = definition().term_width(80);
+        definition.build();
+        for command in definition.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+            let help = command.render_long_help().to_string();
+            let long: Vec<_> = help.lines().filter(|line| line.chars().count() > 80).collect();
+            assert_eq!(long, [""; 0], "{}", command.get_name());
+            for variable in command.get_arguments().filter_map(|argument| argument.get_env()) {
+                let variable = variable.to_string_lossy();
+                let lines = help.lines().filter(|line| line.split_whitespace().any(|word| word == variable));
+                assert_eq!(lines.count(), 1, "{variable} of {}", command.get_name());
+            }
+        }
+    }
+
+    /// As `cargo xtask man` writes them.
+    #[test]
+    fn every_command_has_a_manual_page() {
+        let folder = std::env::temp_dir().join(format!("egress-agent-man-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        clap_mangen::generate_to(definition(), &folder).expect("pages");
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let file = folder.join(format!("egress-agent-{}.1", command.get_name()));
+            let page = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            for argument in command.get_arguments() {
+                let long = argument.get_long().unwrap_or_default().replace('-', "\\-");
+                let variable = argument.get_env().unwrap_or_default().to_string_lossy();
+                assert!(page.contains(&long) && page.contains(&*variable), "{} in {page}", argument.get_id());
+            }
+        }
+        std::fs::remove_dir_all(&folder).expect("it exists");
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use std::io;
 
+use crate::config::{LinkKind, MacvlanMode};
+use crate::{kernel, namespace};
 use egress_datapath::nftables::Nft;
 use egress_datapath::nftables::message::{NEW_TABLE, NftBatch};
-use egress_router::config::{LinkKind, MacvlanMode};
-use egress_router::{kernel, namespace};
 use nix::sched::{CloneFlags, unshare};
 use rtnetlink::packet_core::NLM_F_CREATE;
 use rtnetlink::{LinkMessageBuilder, LinkVeth};

@@ -4,12 +4,12 @@
 use std::fs::File;
 use std::path::PathBuf;
 
+use crate::call::{self, Attachment, plan_of, resolved};
+use crate::config::{Addressing, RouterConfig};
+use crate::setup::steps;
+use crate::{namespace, node_files};
 use clap::Args;
 use egress_cni::NetworkConfiguration;
-use egress_router::call::{self, Attachment, plan_of, resolved};
-use egress_router::config::{Addressing, RouterConfig};
-use egress_router::setup::steps;
-use egress_router::{namespace, node_files};
 use serde_json::json;
 
 use super::{ConfigArgs, said};

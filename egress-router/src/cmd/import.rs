@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::import::{of_text, routers};
+use crate::manifests::IMAGE;
 use clap::Args;
-use egress_router::import::{of_text, routers};
-use egress_router::manifests::IMAGE;
 use serde::Deserialize;
 use serde_json::Value;
 

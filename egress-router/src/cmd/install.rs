@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::node_files::{CONFIG_DIR, CONFIG_DIR_VARIABLE, DEFAULT_KEYS, DEFAULTS, FOLDER, KUBECONFIG};
 use clap::Args;
 use egress_cni::files;
-use egress_router::node_files::{CONFIG_DIR, CONFIG_DIR_VARIABLE, DEFAULT_KEYS, DEFAULTS, FOLDER, KUBECONFIG};
 use ipnet::IpNet;
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value, json};

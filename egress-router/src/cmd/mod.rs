@@ -5,17 +5,19 @@ mod explain;
 mod import;
 mod install;
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use crate::config::source::{Place, Source};
+use crate::config::{PodName, RouterConfig};
+use crate::neighbours::{REPEAT, repeat};
+use crate::{call, namespace, node_files};
+use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use egress_cni::CniError;
-use egress_router::config::source::{Place, Source};
-use egress_router::config::{PodName, RouterConfig};
-use egress_router::neighbours::{REPEAT, repeat};
-use egress_router::{call, namespace, node_files};
+use egress_terminal::completion::{self, Shell};
+use egress_terminal::help;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -27,7 +29,7 @@ use serde_json::{Map, Value};
     long_about = "CNI plugin that makes a pod an egress router. A container runtime calls it with CNI_COMMAND in its \
                   environment; these commands are for administrators."
 )]
-pub(crate) struct Cli {
+pub struct Cli {
     #[command(subcommand)]
     command: SubCommand,
 }
@@ -50,6 +52,12 @@ enum SubCommand {
     Install(install::InstallArgs),
     /// Remove what `install` has written
     Uninstall(install::PlaceArgs),
+    /// Print the completion script of a shell, for its folder of such scripts
+    Completion {
+        /// The shell that reads the script
+        #[arg(value_name = "SHELL")]
+        shell: Shell,
+    },
     /// Wait for a signal: the container of a router pod, whose work the kernel does
     Pause,
     #[command(hide = true, name = REPEAT)]
@@ -76,8 +84,19 @@ struct AnnounceArgs {
     interface: String,
 }
 
+/// The command line as it is parsed and described.
+pub fn definition() -> Command {
+    help::with_variables(Cli::command())
+}
+
 impl Cli {
-    pub(crate) fn run(self) -> ExitCode {
+    /// The command of this process' arguments; wrong usage ends it.
+    pub fn of_process() -> Self {
+        let matches = definition().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
+    pub fn run(self) -> ExitCode {
         let outcome = match self.command {
             SubCommand::Validate(args) => validate(&args),
             SubCommand::Explain(args) => explain::run(&args),
@@ -87,6 +106,7 @@ impl Cli {
             SubCommand::Import(args) => import::run(&args),
             SubCommand::Install(args) => install::install(&args),
             SubCommand::Uninstall(args) => install::uninstall(&args),
+            SubCommand::Completion { shell } => print_completion(shell),
             SubCommand::Pause => install::pause(),
             SubCommand::Repeat { index, mac, addresses } => {
                 announcements(index, &mac, &addresses);
@@ -100,6 +120,14 @@ impl Cli {
                 ExitCode::FAILURE
             }
         }
+    }
+}
+
+fn print_completion(shell: Shell) -> Result<(), String> {
+    match completion::write(definition(), shell, &mut io::stdout().lock()) {
+        // The reader has closed the pipe.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| format!("cannot write the script: {error}")),
     }
 }
 
@@ -189,8 +217,6 @@ fn validate(args: &ConfigArgs) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, FromArgMatches};
-
     use super::*;
 
     /// The lines of the containers with their variables, each as the flag that it stands for.

@@ -31,6 +31,7 @@ pub(super) fn pure(paths: &Paths) -> Result<Targets> {
         ("egress-lab", "crates/lab"),
         ("egress-scenarios", "crates/scenarios"),
         ("egress-supervise", "crates/supervise"),
+        ("egress-terminal", "crates/terminal"),
         ("egress-toolchain", "crates/toolchain"),
         ("egress-agent", "egress-agent"),
         ("egress-router", "egress-router"),

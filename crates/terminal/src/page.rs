@@ -1,0 +1,159 @@
+//! Lines with a severity. On a terminal a warning is yellow and an error is red; elsewhere lines have no colour. `NO_COLOR` and
+//! `CLICOLOR_FORCE` decide otherwise, as anstream reads them.
+
+use std::io::{self, Write};
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+
+/// How bad it is what a line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// Needs attention.
+    Warning,
+    /// Does not work.
+    Error,
+}
+
+impl Severity {
+    const fn style(self) -> Style {
+        let colour = match self {
+            Self::Warning => AnsiColor::Yellow,
+            Self::Error => AnsiColor::Red,
+        };
+        colour.on_default()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    severity: Option<Severity>,
+    text: String,
+}
+
+impl Line {
+    /// Writes it with the codes of its colour.
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        match self.severity.map(Severity::style) {
+            Some(style) => writeln!(out, "{style}{}{style:#}", self.text),
+            None => writeln!(out, "{}", self.text),
+        }
+    }
+}
+
+/// What a command prints, line by line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page(Vec<Line>);
+
+impl Page {
+    /// Without a severity: each line of a text.
+    pub fn plain(text: &str) -> Self {
+        Self(text.lines().map(|line| Line { severity: None, text: line.to_owned() }).collect())
+    }
+
+    pub fn push(&mut self, severity: impl Into<Option<Severity>>, text: impl Into<String>) {
+        self.0.push(Line { severity: severity.into(), text: text.into() });
+    }
+
+    pub fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn text(&self) -> String {
+        self.0.iter().map(|line| format!("{}\n", line.text)).collect()
+    }
+
+    /// The page as it fits a screen: long lines are cut, and the last line says how many lines are left out.
+    #[must_use]
+    pub fn cut_to(mut self, (columns, rows): (usize, usize)) -> Self {
+        let rows = rows.max(1);
+        if self.0.len() > rows {
+            let left_out = self.0.len() + 1 - rows;
+            self.0.truncate(rows - 1);
+            self.push(None, format!("... {left_out} more lines"));
+        }
+        for line in &mut self.0 {
+            if let Some((end, _)) = line.text.char_indices().nth(columns) {
+                line.text.truncate(end);
+            }
+        }
+        self
+    }
+
+    /// To standard output, in colour if that shows it.
+    pub fn print(&self) -> io::Result<()> {
+        self.write(&mut anstream::stdout().lock())
+    }
+
+    /// Over the screen that a terminal shows. Lines are replaced one by one, so that the screen does not flicker.
+    pub fn repaint(&self, screen: &mut impl Write) -> io::Result<()> {
+        let mut text = Vec::new();
+        self.write(&mut text)?;
+        let text = String::from_utf8_lossy(&text).replace('\n', "\x1b[K\r\n");
+        // The end of the last line would scroll a full screen.
+        let text = text.strip_suffix("\r\n").unwrap_or(&text);
+        write!(screen, "\x1b[H{text}\x1b[J")?;
+        screen.flush()
+    }
+
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        self.0.iter().try_for_each(|line| line.write(out))
+    }
+}
+
+/// The line on standard error that a command ends with, or begins with if it shows less than asked for.
+pub fn complain(severity: Severity, text: &str) {
+    let line = Line { severity: Some(severity), text: text.to_owned() };
+    // Without standard error there is no place for this.
+    let _written = line.write(&mut anstream::stderr().lock());
+}
+
+/// Whether codes of colours reach a reader of standard output.
+pub fn stdout_has_colour() -> bool {
+    !matches!(AutoStream::choice(&io::stdout()), ColorChoice::Never)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> Page {
+        let mut page = Page::plain("first\nsecond\n");
+        page.push(Severity::Warning, "look");
+        page.push(Severity::Error, "dead");
+        page
+    }
+
+    fn through(choice: ColorChoice) -> String {
+        let mut out = AutoStream::new(Vec::new(), choice);
+        page().write(&mut out).expect("written");
+        String::from_utf8(out.into_inner()).expect("text")
+    }
+
+    #[test]
+    fn severity_has_a_colour_where_colours_are_shown_and_none_elsewhere() {
+        assert_eq!(through(ColorChoice::Always), "first\nsecond\n\x1b[33mlook\x1b[0m\n\x1b[31mdead\x1b[0m\n");
+        assert_eq!(through(ColorChoice::Never), "first\nsecond\nlook\ndead\n");
+        assert_eq!(page().text(), through(ColorChoice::Never));
+    }
+
+    #[test]
+    fn a_page_fits_the_screen() {
+        let cut = |size| page().cut_to(size).text();
+        assert_eq!(cut((80, 4)), "first\nsecond\nlook\ndead\n");
+        assert_eq!(cut((80, 3)), "first\nsecond\n... 2 more lines\n");
+        assert_eq!(cut((4, 4)), "firs\nseco\nlook\ndead\n");
+        assert_eq!(cut((80, 0)), "... 4 more lines\n");
+    }
+
+    #[test]
+    fn a_repainted_screen_keeps_nothing_of_the_former_page() {
+        let mut screen = Vec::new();
+        Page::plain("first\nsecond").repaint(&mut screen).expect("written");
+        assert_eq!(String::from_utf8(screen).expect("text"), "\x1b[Hfirst\x1b[K\r\nsecond\x1b[K\x1b[J");
+    }
+}
