@@ -1,6 +1,6 @@
 //! Display names for the numbers and addresses that maps contain.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,12 @@ impl Names {
     /// Addresses of a pod of this node.
     pub fn addresses_of(&self, pod: &str) -> Vec<IpAddr> {
         self.pods.iter().filter(|(_, name)| *name == pod).map(|(address, _)| *address).collect()
+    }
+
+    /// How many pods have these addresses; `None` if one of the addresses has no name.
+    pub fn pods_of(&self, addresses: impl IntoIterator<Item = IpAddr>) -> Option<usize> {
+        let pods = addresses.into_iter().map(|address| self.pods.get(&address));
+        Some(pods.collect::<Option<BTreeSet<_>>>()?.len())
     }
 
     /// `name (10.244.1.10)`, or the address alone.
@@ -58,6 +64,7 @@ mod tests {
             ..Names::default()
         };
         assert_eq!([names.pod(ip), names.object(3)], ["red/one (10.244.1.10)", "first (egress ID 3)"]);
+        assert_eq!([names.pods_of([ip]), names.pods_of([ip, [10, 244, 1, 11].into()])], [Some(1), None]);
         assert_eq!((names.addresses_of("red/one"), names.addresses_of("red/two")), (vec![ip], vec![]));
     }
 }

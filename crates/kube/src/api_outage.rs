@@ -222,7 +222,7 @@ impl ApiOutages {
 
     pub fn unanswered(&self, what: &'static str, cause: &str) {
         if self.state().unanswered(what, Instant::now()) {
-            warn!(server = %self.server, cause, "the API server does not answer; trying again");
+            warn!(server = %self.server, cause, condition = "api-server", "the API server does not answer; trying again");
         } else {
             debug!(what, cause, "the API server does not answer");
         }
@@ -240,7 +240,8 @@ impl ApiOutages {
         let (is_new, ended) = self.state().refused(what, Instant::now());
         self.publish_end(what, &ended);
         if is_new {
-            warn!(server = %self.server, what, cause, "the API server refuses a request; trying again");
+            let condition = format!("api-server/{what}");
+            warn!(server = %self.server, what, cause, condition, "the API server refuses a request; trying again");
         }
     }
 
@@ -265,13 +266,16 @@ impl ApiOutages {
 
     fn publish_end(&self, what: &'static str, ended: &EndedFailures) {
         if let Some(began) = ended.logged {
-            info!(server = %self.server, away_s = began.elapsed().as_secs(), "the API server answers again");
+            info!(
+                server = %self.server, away_s = began.elapsed().as_secs(), condition = "api-server",
+                "the API server answers again"
+            );
         }
         if ended.outage.is_some() {
             self.ends.send_replace(ended.outage);
         }
         if ended.refusal {
-            info!(what, "the API server does not refuse it any more");
+            info!(what, condition = format!("api-server/{what}"), "the API server does not refuse it any more");
         }
     }
 

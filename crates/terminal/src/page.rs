@@ -32,11 +32,10 @@ pub struct Line {
 }
 
 impl Line {
-    /// Writes it with the codes of its colour.
-    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    fn coloured(&self) -> String {
         match self.severity.map(Severity::style) {
-            Some(style) => writeln!(out, "{style}{}{style:#}", self.text),
-            None => writeln!(out, "{}", self.text),
+            Some(style) => format!("{style}{}{style:#}", self.text),
+            None => self.text.clone(),
         }
     }
 }
@@ -61,6 +60,11 @@ impl Page {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// With the codes of colours.
+    pub(crate) fn coloured(&self) -> String {
+        self.0.iter().map(|line| format!("{}\n", line.coloured())).collect()
     }
 
     pub fn text(&self) -> String {
@@ -89,19 +93,9 @@ impl Page {
         self.write(&mut anstream::stdout().lock())
     }
 
-    /// Over the screen that a terminal shows. Lines are replaced one by one, so that the screen does not flicker.
-    pub fn repaint(&self, screen: &mut impl Write) -> io::Result<()> {
-        let mut text = Vec::new();
-        self.write(&mut text)?;
-        let text = String::from_utf8_lossy(&text).replace('\n', "\x1b[K\r\n");
-        // The end of the last line would scroll a full screen.
-        let text = text.strip_suffix("\r\n").unwrap_or(&text);
-        write!(screen, "\x1b[H{text}\x1b[J")?;
-        screen.flush()
-    }
-
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        self.0.iter().try_for_each(|line| line.write(out))
+        out.write_all(self.coloured().as_bytes())?;
+        out.flush()
     }
 }
 
@@ -109,11 +103,11 @@ impl Page {
 pub fn complain(severity: Severity, text: &str) {
     let line = Line { severity: Some(severity), text: text.to_owned() };
     // Without standard error there is no place for this.
-    let _written = line.write(&mut anstream::stderr().lock());
+    let _written = writeln!(anstream::stderr().lock(), "{}", line.coloured());
 }
 
 /// Whether codes of colours reach a reader of standard output.
-pub fn stdout_has_colour() -> bool {
+pub(crate) fn stdout_has_colour() -> bool {
     !matches!(AutoStream::choice(&io::stdout()), ColorChoice::Never)
 }
 
@@ -148,12 +142,5 @@ mod tests {
         assert_eq!(cut((80, 3)), "first\nsecond\n... 2 more lines\n");
         assert_eq!(cut((4, 4)), "firs\nseco\nlook\ndead\n");
         assert_eq!(cut((80, 0)), "... 4 more lines\n");
-    }
-
-    #[test]
-    fn a_repainted_screen_keeps_nothing_of_the_former_page() {
-        let mut screen = Vec::new();
-        Page::plain("first\nsecond").repaint(&mut screen).expect("written");
-        assert_eq!(String::from_utf8(screen).expect("text"), "\x1b[Hfirst\x1b[K\r\nsecond\x1b[K\x1b[J");
     }
 }

@@ -70,9 +70,10 @@ fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel
         LogFormat::Json => lines.json().boxed(),
     };
     let warnings = RecentWarnings::default();
-    let severe = self::filter("warn").map_err(|source| CliError::LogLevel { level: "warn".to_owned(), source })?;
+    // With the lines that say what is over.
+    let of_agent = self::filter("info").map_err(|source| CliError::LogLevel { level: "info".to_owned(), source })?;
     let subscriber =
-        tracing_subscriber::registry().with(lines.with_filter(filter)).with(warnings.clone().with_filter(severe));
+        tracing_subscriber::registry().with(lines.with_filter(filter)).with(warnings.clone().with_filter(of_agent));
     let change = move |level: &str| {
         let filter = self::filter(level).map_err(|error| CliError::LogLevel { level: level.to_owned(), source: error });
         filter.map_err(|error| error.to_string()).and_then(|filter| handle.reload(filter).map_err(|e| e.to_string()))
@@ -92,6 +93,8 @@ fn filter(level: &str) -> Result<EnvFilter, LevelError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     fn args(level: &str) -> LogArgs {
@@ -128,7 +131,7 @@ mod tests {
             tracing::warn!(target: "h2::proto::streams::recv", "recv_reset; remotely-reset streams reached limit");
             tracing::warn!(target: "netlink_proto::framed", "netlink socket buffer full");
         });
-        assert!(warnings.list().is_empty());
+        assert!(warnings.list(SystemTime::now()).is_empty());
         let written = filter("info").expect("a level").to_string();
         assert!(written.contains("h2=off") && written.contains("netlink_proto=off"), "{written}");
     }
@@ -143,7 +146,10 @@ mod tests {
             tracing::warn!("second");
             tracing::error!(target: "kube_client", "logged by the agent, once");
         });
-        assert_eq!(warnings.list().into_iter().map(|one| one.line).collect::<Vec<_>>(), ["first", "second"]);
+        assert_eq!(
+            warnings.list(SystemTime::now()).into_iter().map(|one| one.line).collect::<Vec<_>>(),
+            ["first", "second"]
+        );
         let refused = level.change("warning").expect_err("no level");
         assert!(refused.contains("\"warning\" is neither a level"), "{refused}");
         assert_eq!(level.now(), "error");

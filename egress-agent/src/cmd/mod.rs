@@ -26,6 +26,7 @@ pub mod values;
 use crate::config::tls;
 use egress_supervise::Task;
 use egress_terminal::help;
+use egress_terminal::page::{Severity, complain};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -174,7 +175,20 @@ pub(crate) enum CliError {
     NotClean(usize),
 }
 
-/// Runs the command line. Wrong usage ends the process with code 2, any other failure with 1.
+/// The exit code of a command that no agent has answered.
+const NO_AGENT: u8 = 3;
+
+impl CliError {
+    const fn code(&self) -> u8 {
+        match self {
+            Self::Ask(ask) | Self::NothingHere(status::NothingHere { ask, .. }) if ask.is_silence() => NO_AGENT,
+            _ => 1,
+        }
+    }
+}
+
+/// Runs the command line. Wrong usage ends the process with code 2, an agent that does not answer with 3, any other failure with
+/// 1.
 pub fn main() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
     if cni::is_plugin(line.first().map(OsString::as_os_str)) {
@@ -184,8 +198,8 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(CliError::Usage(error)) => error.exit(),
         Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
+            complain(Severity::Error, &format!("error: {error}"));
+            ExitCode::from(error.code())
         }
     }
 }
@@ -195,7 +209,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
     match command {
         Command::Run(args) => run::run(&args, &ignored)?,
         Command::Controller(args) => controller::run(&args, &ignored)?,
-        Command::Status(args) => status::run(&args)?,
+        Command::Status(args) => return status::run(&args),
         Command::Trace(args) => trace::run(&args)?,
         Command::Nat(args) => nat::run(&args)?,
         Command::Drops(args) => drops::run(&args)?,
@@ -285,6 +299,14 @@ mod tests {
             }
         }
         std::fs::remove_dir_all(&folder).expect("it exists");
+    }
+
+    #[test]
+    fn an_agent_that_does_not_answer_has_an_exit_code_of_its_own() {
+        let code = |error: AskError| CliError::from(error).code();
+        assert_eq!([code(AskError::NoAgent("/run/a".into())), code(AskError::Silent)], [3, 3]);
+        let refused = AskError::Refused { path: "/run/a".into(), source: std::io::ErrorKind::PermissionDenied.into() };
+        assert_eq!([code(refused), code(AskError::Answered("busy".into())), CliError::NotClean(1).code()], [1, 1, 1]);
     }
 
     #[test]

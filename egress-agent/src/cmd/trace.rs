@@ -7,9 +7,8 @@ use clap::Args;
 use egress_common::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP};
 
 use crate::cmd::CliError;
-use crate::cmd::page::{Output, PageArgs};
+use crate::cmd::page::{Output, PageArgs, names_or_warning};
 use crate::cmd::values::{Destination, PodName, Protocol};
-use crate::debug::socket::names;
 use egress_core::display_names::Names;
 use egress_datapath::trace::report::TraceReport;
 use egress_datapath::trace::test_packet::TestPacket;
@@ -80,7 +79,7 @@ pub(crate) enum NoTrace {
 
 pub(super) fn run(args: &TraceArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let names = runtime.block_on(names(&args.page.socket));
+    let names = runtime.block_on(names_or_warning(&args.page.socket));
     let from = runtime.block_on(sender(args, &names))?;
     let probe = args.probe(from)?;
     let object = egress_datapath::object::embedded().unwrap_or_default();

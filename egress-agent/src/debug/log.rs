@@ -1,9 +1,12 @@
 //! The log of a running agent: its level, and its latest warnings.
+//!
+//! A warning about something that lasts has a field `condition`. A later line at level info with the same value says that it is
+//! over, and the warning is shown no more. Others are shown for a day; what lasts longer is a problem of the status itself.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tracing::field::{Field, Visit};
@@ -20,6 +23,9 @@ pub struct LogEntry {
     pub line: String,
     /// How often in a row.
     pub times: u64,
+    /// What lasts until a line at level info with the same condition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
 }
 
 /// The latest warnings and errors.
@@ -28,16 +34,19 @@ pub struct RecentWarnings(Arc<Mutex<VecDeque<LogEntry>>>);
 
 impl RecentWarnings {
     const KEPT: usize = 16;
+    const SHOWN: Duration = Duration::from_secs(24 * 3600);
 
-    pub fn list(&self) -> Vec<LogEntry> {
-        self.kept().iter().cloned().collect()
+    /// Those of a day that are not known to be over.
+    pub fn list(&self, now: SystemTime) -> Vec<LogEntry> {
+        let kept = self.kept();
+        kept.iter().filter(|entry| now.duration_since(entry.at).unwrap_or_default() < Self::SHOWN).cloned().collect()
     }
 
     fn kept(&self) -> MutexGuard<'_, VecDeque<LogEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, at: SystemTime, level: Level, line: String) {
+    fn note(&self, at: SystemTime, level: Level, LogLine { text: line, condition }: LogLine) {
         let mut kept = self.kept();
         let level = level.to_string();
         if let Some(last) = kept.back_mut().filter(|last| last.line == line && last.level == level) {
@@ -47,31 +56,54 @@ impl RecentWarnings {
         if kept.len() == Self::KEPT {
             kept.pop_front();
         }
-        kept.push_back(LogEntry { at, level, line, times: 1 });
+        kept.push_back(LogEntry { at, level, line, times: 1, condition });
+    }
+
+    fn resolve(&self, condition: &str) {
+        self.kept().retain(|entry| entry.condition.as_deref() != Some(condition));
     }
 }
 
 impl<S: Subscriber> Layer<S> for RecentWarnings {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let level = *event.metadata().level();
-        if level <= Level::WARN {
-            let mut line = LogLine::default();
-            event.record(&mut line);
-            self.note(SystemTime::now(), level, line.0);
+        let is_warning = level <= Level::WARN;
+        if !is_warning && event.metadata().fields().field(CONDITION).is_none() {
+            return;
+        }
+        let mut line = LogLine::default();
+        event.record(&mut line);
+        match (is_warning, &line.condition) {
+            (true, _) => self.note(SystemTime::now(), level, line),
+            (false, Some(condition)) => self.resolve(condition),
+            (false, None) => {}
         }
     }
 }
 
+/// The field that says what a warning is about, as long as it lasts.
+const CONDITION: &str = "condition";
+
 /// The message, then the fields.
 #[derive(Default)]
-struct LogLine(String);
+struct LogLine {
+    text: String,
+    condition: Option<String>,
+}
 
 impl Visit for LogLine {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            CONDITION => self.condition = Some(value.to_owned()),
+            _ => self.record_debug(field, &value),
+        }
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         // Writing to a string does not fail.
         let _written = match field.name() {
-            "message" => write!(self.0, "{value:?}"),
-            name => write!(self.0, " {name}={value:?}"),
+            "message" => write!(self.text, "{value:?}"),
+            name => write!(self.text, " {name}={value:?}"),
         };
     }
 }
@@ -125,13 +157,34 @@ mod tests {
                 tracing::error!(number = 7, "worse");
             }
         });
-        let list: Vec<_> = warnings.list().into_iter().map(|one| (one.level, one.line, one.times)).collect();
+        let list: Vec<_> =
+            warnings.list(SystemTime::now()).into_iter().map(|one| (one.level, one.line, one.times)).collect();
         let expected = [("WARN", "not claimed address=172.18.0.100", 1), ("ERROR", "worse number=7", 3)];
         assert_eq!(list, expected.map(|(level, line, times)| (level.to_owned(), line.to_owned(), times)));
         for number in 0..100 {
-            warnings.note(SystemTime::now(), Level::WARN, number.to_string());
+            let line = LogLine { text: number.to_string(), condition: None };
+            warnings.note(SystemTime::now(), Level::WARN, line);
         }
-        assert_eq!(warnings.list().len(), RecentWarnings::KEPT);
+        assert_eq!(warnings.list(SystemTime::now()).len(), RecentWarnings::KEPT);
+    }
+
+    #[test]
+    fn a_warning_goes_when_its_condition_is_over_or_after_a_day() {
+        let warnings = RecentWarnings::default();
+        let shown = |now: SystemTime| warnings.list(now).into_iter().map(|one| one.line).collect::<Vec<_>>();
+        let now = SystemTime::now();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(warnings.clone()), || {
+            tracing::warn!("once");
+            tracing::warn!(condition = "api-server", cause = "refused", "it does not answer");
+            tracing::warn!(condition = "api-server", cause = "timeout", "it does not answer");
+            tracing::warn!(condition = format!("network/{}", 7), "cannot be used");
+            tracing::info!("no condition");
+            tracing::info!(condition = "lease", "another one is over");
+            assert_eq!(shown(now).len(), 4);
+            tracing::info!(condition = "api-server", "it answers again");
+        });
+        assert_eq!(shown(now), ["once", "cannot be used"]);
+        assert_eq!(shown(now + RecentWarnings::SHOWN * 2), [""; 0], "of another day");
     }
 
     #[test]

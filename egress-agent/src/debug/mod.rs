@@ -13,7 +13,7 @@ pub mod socket;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -84,14 +84,23 @@ pub struct Status {
     /// Addresses of pods of this node that the programs know, and how many of them an object selects.
     pub pod_addresses: usize,
     pub selected_pod_addresses: usize,
+    /// The pods that have these addresses; unknown without a running agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods: Option<PodCount>,
     /// Devices, programs and maps; `None` if they cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Kernel>,
     /// What needs attention, one line each.
     pub problems: Vec<String>,
-    /// The last warnings and errors of the agent's log.
+    /// The last warnings and errors of the agent's log that are not known to be over.
     #[serde(default)]
     pub last_warnings: Vec<LogEntry>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodCount {
+    pub known: usize,
+    pub selected: usize,
 }
 
 impl Status {
@@ -286,7 +295,7 @@ impl Sources {
         });
         let mut status = read.await.ok()?;
         status.note_expired();
-        status.last_warnings = self.questions.warnings.list();
+        status.last_warnings = self.questions.warnings.list(SystemTime::now());
         Some(status)
     }
 }

@@ -21,8 +21,7 @@ pub enum PinsError {
     Unreadable { bpffs: PathBuf, source: io::Error },
 }
 
-/// `why` says why no agent has answered.
-pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
+pub fn status(bpffs: &Path) -> Result<Status, PinsError> {
     let unreadable = |source| PinsError::Unreadable { bpffs: bpffs.to_owned(), source };
     let nothing = || match abi_migration::has_others(bpffs) {
         true => PinsError::OfAnotherVersion(bpffs.to_owned()),
@@ -30,7 +29,6 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
     };
     let pinned = pinned::read(bpffs).map_err(unreadable)?.ok_or_else(nothing)?;
     let mut status = Status { agent: AgentState { running: false, ..AgentState::default() }, ..Status::default() };
-    status.problems = vec![format!("{why}; the rest is the state of its programs, which continue")];
     fill(&mut status, pinned, &Names::default());
     read_kernel(bpffs, false, &mut status);
     status.note_expired();
@@ -91,7 +89,7 @@ mod tests {
     #[test]
     fn programs_of_another_version_are_named() {
         let bpffs = std::env::temp_dir().join(format!("egress-pins-{}", std::process::id()));
-        let error = || status(&bpffs, "no agent runs here".to_owned()).err().map(|error| error.to_string());
+        let error = || status(&bpffs).err().map(|error| error.to_string());
         std::fs::create_dir_all(&bpffs).expect("a folder");
         assert!(error().is_some_and(|line| line.contains("no pins below")), "{:?}", error());
         std::fs::create_dir_all(bpffs.join("v0/maps")).expect("a folder");

@@ -131,6 +131,11 @@ pub enum AskError {
 }
 
 impl AskError {
+    /// Whether no agent runs here, or one that does not answer.
+    pub const fn is_silence(&self) -> bool {
+        matches!(self, Self::NoAgent(_) | Self::Silent)
+    }
+
     fn of(path: &Path, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Self::NoAgent(path.to_owned()),
@@ -179,11 +184,11 @@ pub async fn ask(path: &Path, request: Request) -> Result<Answer, AskError> {
     }
 }
 
-/// The agent's names of pods, objects and nodes; none if no agent answers.
-pub async fn names(path: &Path) -> Names {
-    match ask(path, Request::Names).await {
-        Ok(Answer::Names(names)) => *names,
-        Ok(_) | Err(_) => Names::default(),
+/// The agent's names of pods, objects and nodes.
+pub async fn names(path: &Path) -> Result<Names, AskError> {
+    match ask(path, Request::Names).await? {
+        Answer::Names(names) => Ok(*names),
+        _ => Err(AskError::Answered("the agent sends an unexpected answer".to_owned())),
     }
 }
 

@@ -124,8 +124,10 @@ pub async fn serve(settings: HealthSettings, inputs: Inputs, reports: Reports, s
         let obstacle = ServingObstacle::of(now.serving, &uplink.borrow_and_update());
         if logged.as_ref() != Some(&obstacle) && !now.addresses.is_empty() {
             match &obstacle {
-                Some(obstacle) => warn!("this node cannot carry egress traffic: {obstacle}"),
-                None => info!("this node can carry egress traffic"),
+                Some(obstacle) => {
+                    warn!(condition = "serving", "this node cannot carry egress traffic: {obstacle}");
+                }
+                None => info!(condition = "serving", "this node can carry egress traffic"),
             }
             logged = Some(obstacle.clone());
         }
@@ -170,11 +172,11 @@ async fn serve_on(
     service: HealthService,
     stop: CancellationToken,
 ) {
-    let mut failing = false;
+    let (mut failing, condition) = (false, format!("health-server/{address}"));
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
-                info!(%address, tls = tls.is_some(), "answering health checks");
+                info!(%address, tls = tls.is_some(), condition, "answering health checks");
                 let ended = stop.clone().cancelled_owned();
                 let server = limited_server().add_service(service.clone().into_server());
                 let plain = acceptor.clone().admitted(listener);
@@ -185,7 +187,7 @@ async fn serve_on(
                 tokio::select! {
                     served = served => {
                         if let Err(error) = served {
-                            warn!(%address, %error, "the health server has failed; trying again");
+                            warn!(%address, %error, condition, "the health server has failed; trying again");
                         }
                     }
                     // `Watch` calls never end by themselves.
@@ -195,7 +197,7 @@ async fn serve_on(
             }
             // The management port may not have the address yet.
             Err(error) if !failing => {
-                warn!(%address, %error, "cannot answer health checks; trying again");
+                warn!(%address, %error, condition, "cannot answer health checks; trying again");
                 failing = true;
             }
             Err(_) => {}

@@ -40,11 +40,11 @@ pub async fn run(
         for warning in warnings.update(&snapshot, (node.as_deref(), policy), Instant::now()) {
             report(&events, &warning);
         }
+        for ended in warnings.take_ended() {
+            info!(reason = ended.reason, condition = ended.condition(), "a warning about this node is resolved");
+        }
         let lines = warnings.lines();
         if lines != reported {
-            if lines.is_empty() {
-                info!("all warnings about this node are resolved");
-            }
             notes.iter().for_each(|notes| notes.set(NOTES, lines.clone()));
             reported = lines;
         }
@@ -62,14 +62,15 @@ async fn forward_policy() -> Option<Option<&'static str>> {
     owner.inspect_err(|error| debug!(%error, "cannot list the host's chains")).ok()
 }
 
-fn report(events: &Events, Warning { subject, reason, message }: &Warning) {
+fn report(events: &Events, warning: &Warning) {
+    let (Warning { subject, reason, message, .. }, condition) = (warning, warning.condition());
     match subject {
         Subject::Policy { policy, uid } => {
-            warn!(%policy, reason, "{message}");
+            warn!(%policy, reason, condition, "{message}");
             events.warn(Regarding::policy(policy, uid), reason, message);
         }
         Subject::Node => {
-            warn!(reason, "{message}");
+            warn!(reason, condition, "{message}");
             events.warn_of_node(reason, message);
         }
     }

@@ -217,7 +217,7 @@ mod tests {
             (("a".to_owned(), Duration::from_millis(200)), LedgerStore::new(server.client().0, namespace));
         let keep = keep(node, store, confirmations, lease, Heartbeat::default(), CancellationToken::new());
         assert!(tokio::time::timeout(Duration::from_millis(1500), keep).await.is_err());
-        recent.list().into_iter().map(|one| one.line).collect()
+        recent.list(std::time::SystemTime::now()).into_iter().map(|one| one.line).collect()
     }
 
     #[tokio::test]

@@ -22,6 +22,12 @@ use crate::vlans::Vlans;
 /// Return type of an asynchronous method of a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// The field `condition` of log lines about the claim of an address: of a warning that it has failed, and of the line that says
+/// that the address is served.
+pub fn claim_condition(address: IpAddr) -> String {
+    format!("claim/{address}")
+}
+
 /// Performs plans. Implemented on the kernel by `egress_datapath`, and by a recorder in tests.
 pub trait Executor {
     /// The state of the kernel.

@@ -38,7 +38,7 @@ use egress_core::model::state::{
     Action, EgressId, HandoverStage, HandoverState, KernelState, PodOwner, PodState, Policy, SharedWith,
 };
 use egress_core::networks::RoutedNetworks;
-use egress_core::plan::executor::{AddressClaim, DataplaneError, Executor, Expected};
+use egress_core::plan::executor::{AddressClaim, DataplaneError, Executor, Expected, claim_condition};
 use egress_core::vlans::Vlans;
 use egress_supervise;
 
@@ -341,7 +341,7 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     state.raise_decisions().map_err(kernel("write map config"))?;
     ended?;
     state.claims.announce(address);
-    info!(%address, id = id.0, "egress IP is served here");
+    info!(%address, id = id.0, condition = claim_condition(address), "egress IP is served here");
     Ok(())
 }
 
@@ -360,9 +360,14 @@ fn share(shared: &Shared, id: EgressId, (address, with): (IpAddr, SharedWith)) -
     let ended = former.map_or(Ok(()), |former| disown(&mut state, id, former));
     state.raise_decisions().map_err(kernel("write map config"))?;
     ended?;
+    let condition = claim_condition(address);
     match with {
-        SharedWith::Service => info!(%address, id = id.0, "egress IP is served here, and shared with a Service"),
-        SharedWith::Host => info!(%address, id = id.0, "egress IP is served here, which the node has itself"),
+        SharedWith::Service => {
+            info!(%address, id = id.0, condition, "egress IP is served here, and shared with a Service");
+        }
+        SharedWith::Host => {
+            info!(%address, id = id.0, condition, "egress IP is served here, which the node has itself")
+        }
     }
     Ok(())
 }

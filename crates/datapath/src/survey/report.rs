@@ -70,6 +70,9 @@ pub struct PolicyReport {
     pub name: Option<String>,
     /// Addresses of the selected pods of this node.
     pub pod_addresses: usize,
+    /// The selected pods of this node; unknown if one of the addresses has no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods: Option<usize>,
     pub egress_ips: Vec<Served>,
     /// What its pods together may send by each gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,15 +115,16 @@ pub struct Gateway {
 
 /// Egress policies and gateways from the maps.
 pub fn concerning(state: &KernelState, names: &Names) -> (Vec<PolicyReport>, Vec<Gateway>) {
-    let mut selected: BTreeMap<EgressId, usize> = BTreeMap::new();
-    for id in state.pods.keys().flat_map(|pod| state.policies_of(*pod).ids()) {
-        *selected.entry(id).or_default() += 1;
+    let mut selected: BTreeMap<EgressId, Vec<IpAddr>> = BTreeMap::new();
+    for pod in state.pods.keys() {
+        state.policies_of(*pod).ids().into_iter().for_each(|id| selected.entry(id).or_default().push(*pod));
     }
     let mut objects: BTreeMap<EgressId, PolicyReport> = BTreeMap::new();
     let mut gateways: BTreeMap<IpAddr, BTreeSet<IpAddr>> = BTreeMap::new();
     let of_node = |place: &Place| matches!(place, Place::Here);
     for ((id, _), policy) in &state.policy {
-        let pod_addresses = selected.get(id).copied().unwrap_or_default();
+        let pods = selected.get(id).map_or(&[][..], Vec::as_slice);
+        let pod_addresses = pods.len();
         let is_here = policy.slots.iter().any(|slot| of_node(&slot.place));
         if pod_addresses == 0 && !is_here && !objects.contains_key(id) {
             continue;
@@ -129,6 +133,7 @@ pub fn concerning(state: &KernelState, names: &Names) -> (Vec<PolicyReport>, Vec
             egress_id: id.0,
             name: names.objects.get(&id.0).cloned(),
             pod_addresses,
+            pods: names.pods_of(pods.iter().copied()),
             egress_ips: Vec::new(),
             limit: (!policy.limit.is_none()).then(|| LimitReport {
                 bits_per_second: u64::from(policy.limit.kilobits_per_second()) * 1_000,
@@ -185,6 +190,7 @@ mod tests {
         let names = Names {
             objects: [(1, "first".to_owned())].into(),
             nodes: [(far.0, "node2".to_owned())].into(),
+            pods: [1, 3].map(|last| (IpAddr::from([10, 244, 1, last]), "red/one".to_owned())).into(),
             ..Names::default()
         };
         let to = |net: &str, id| (net.parse().expect("a prefix"), Some(EgressId(id)));
@@ -196,6 +202,10 @@ mod tests {
         let (objects, gateways) = concerning(&state, &names);
         let seen: Vec<_> = objects.iter().map(|one| (one.egress_id, one.pod_addresses, one.name.as_deref())).collect();
         assert_eq!(seen, [(1, 2, Some("first")), (2, 1, None)]);
+        assert_eq!([objects[0].pods, objects[1].pods], [None, None], "an address has no name");
+        let pods = [1, 2].map(|last| (IpAddr::from([10, 244, 1, last]), "red/one".to_owned())).into();
+        let (objects, _) = concerning(&state, &Names { pods, ..names });
+        assert_eq!([objects[0].pods, objects[1].pods], [Some(1), Some(1)], "a pod with two addresses is one");
         let places: Vec<_> = objects[0].egress_ips.iter().map(|one| one.at.as_str()).collect();
         assert_eq!(places, ["node2", "nowhere now"]);
         assert_eq!(objects[0].limit, Some(LimitReport { bits_per_second: 10_000_000, burst_ms: 200 }));

@@ -8,7 +8,7 @@ use std::process::Child;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::inspect::{has, printed};
+use super::inspect::{NO_AGENT, has, printed};
 use crate::prelude::*;
 use egress_lab::pins::HOOKS;
 
@@ -41,9 +41,14 @@ fn json(cluster: &mut TestCluster, line: &str) -> Result<Value> {
     json_on(cluster, 1, line)
 }
 
+/// From standard output alone: without an agent there is a warning on the other one.
 fn json_on(cluster: &mut TestCluster, node: usize, line: &str) -> Result<Value> {
-    let text = asked_on(cluster, node, &format!("{line} -o json"))?;
-    serde_json::from_str(&text).with_context(|| format!("{line}: {text}"))
+    let words: Vec<&str> = line.split(' ').chain(["-o", "json"]).collect();
+    let output = cluster.agent(node)?.ask(&words)?;
+    let (status, json) = (output.status, output.stdout.clone());
+    let text = printed(output);
+    ensure!(status.success(), "{line}: {status}\n{text}");
+    serde_json::from_slice(&json).with_context(|| format!("{line}: {text}"))
 }
 
 /// Beside an agent that serves `egress` to the pod red/one.
@@ -137,7 +142,9 @@ pub(super) fn by_filters(cluster: &mut TestCluster, egress: &str) -> Result<()> 
         if !runs {
             cluster.agent(2)?.kill()?;
         }
-        let status = asked_on(cluster, 2, "status")?;
+        let status = cluster.agent(2)?.ask(&["status"])?;
+        ensure!(status.status.code() == Some(if runs { 0 } else { NO_AGENT }), "{}", status.status);
+        let status = printed(status);
         for line in status.lines().filter(|line| HOOKS.iter().any(|hook| line.starts_with(hook))) {
             has(line, &["clsact"])?;
         }
@@ -178,7 +185,7 @@ pub(super) fn beside_none(cluster: &mut TestCluster, egress: &str, follower: Chi
     has(&asked(cluster, &format!("nat list --egress-ip {egress}"))?, &[egress])?;
     for words in [&["drops"][..], &["log-level"]] {
         let output = cluster.agent(1)?.ask(words)?;
-        ensure!(output.status.code() == Some(1), "{words:?}: {}", output.status);
+        ensure!(output.status.code() == Some(NO_AGENT), "{words:?}: {}", output.status);
         has(&printed(output), &["no agent runs here"])?;
     }
     Ok(())

@@ -1,7 +1,11 @@
 //! `egress-agent status`: what it says beside a running agent, a stopped one, a killed one, and where nothing is. On the same
 //! lab: the pages for scrapers (`metrics`).
 
+use std::io::{BufRead, BufReader};
 use std::process::Output;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::explain;
 use super::metrics;
@@ -9,13 +13,22 @@ use crate::prelude::*;
 
 const ADDRESS: &str = "172.18.0.110";
 
+/// The exit code of a command that no agent answers.
+pub(super) const NO_AGENT: i32 = 3;
+
 pub(super) fn printed(output: Output) -> String {
     [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
 }
 
 fn table(cluster: &mut TestCluster, node: usize) -> Result<String> {
+    table_that_ends_with(cluster, node, 0)
+}
+
+fn table_that_ends_with(cluster: &mut TestCluster, node: usize, code: i32) -> Result<String> {
     let output = cluster.agent(node)?.status(&[])?;
-    ensure!(output.status.success(), "status ends with {}", output.status);
+    ensure!(output.status.code() == Some(code), "status ends with {}, and is to end with {code}", output.status);
+    let silence = String::from_utf8_lossy(&output.stderr).starts_with("error: ");
+    ensure!(silence == (code != 0), "the silence of an agent is on standard error: {output:?}");
     let text = printed(output);
     println!("{text}");
     Ok(text)
@@ -51,6 +64,8 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
             "STANDBY OBJECT",
             "red/one",
             "OBJECT  ID  PODS HERE  EGRESS IPS",
+            "first   1   1 ",
+            "pods         1 known, 1 selected, by 2 addresses",
             "172.18.0.110 here",
             "from_pod      ovn-k8s-mp0",
             "management port  ovn-k8s-mp0  up     1400",
@@ -70,6 +85,18 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     ensure!(status["addresses"][0]["address"] == ADDRESS, "{status:#}");
     ensure!(status["cluster"]["standby"][0]["served_by"] == "first", "{status:#}");
 
+    println!("again and again");
+    let mut watched = cluster.agent(1)?.follow(&["status", "--watch=1", "-o", "json"])?;
+    let mut lines = BufReader::new(watched.stdout.take().context("its output")?).lines();
+    for _ in 0..2 {
+        let line = lines.next().context("it has ended")??;
+        let status: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
+        ensure!(status["addresses"][0]["address"] == ADDRESS, "{status:#}");
+    }
+    kill(Pid::from_raw(i32::try_from(watched.id())?), Signal::SIGINT)?;
+    let ended = until("it ends on Ctrl-C", EFFECT, || Ok(watched.try_wait()?))?;
+    ensure!(ended.success(), "{ended}");
+
     metrics::are_seen(&cluster, ADDRESS)?;
     explain::beside_an_agent(&mut cluster, ADDRESS)?;
     explain::by_filters(&mut cluster, ADDRESS)?;
@@ -83,13 +110,13 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
         &context.built.agent.display().to_string(),
         &["status", "--socket", "/run/nowhere.sock", "--bpffs", "/run/nowhere"],
     )?;
-    ensure!(output.status.code() == Some(1), "{}", output.status);
+    ensure!(output.status.code() == Some(NO_AGENT), "{}", output.status);
     has(&printed(output), &["error: no agent runs here", "/run/nowhere.sock", "no pins below /run/nowhere"])?;
 
     println!("the agent is stopped");
     cluster.agent(1)?.pause()?;
     has(
-        &table(&mut cluster, 1)?,
+        &table_that_ends_with(&mut cluster, 1, NO_AGENT)?,
         &["does not answer: it is stopped, or hangs", "agent        does not answer", ADDRESS],
     )?;
     cluster.agent(1)?.resume()?;
@@ -97,7 +124,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     let (follower, _) = explain::follower(&mut cluster)?;
     cluster.agent(1)?.kill()?;
     has(
-        &table(&mut cluster, 1)?,
+        &table_that_ends_with(&mut cluster, 1, NO_AGENT)?,
         &["no agent runs here", ADDRESS, "served, by the programs alone", "2 addresses known, 2 selected", "from_pod"],
     )?;
     explain::beside_none(&mut cluster, ADDRESS, follower)?;

@@ -14,9 +14,8 @@ use serde::Serialize;
 use crate::cmd::nat::show::{EntryVisitor, Holders, Out, count, list};
 
 use crate::cmd::CliError;
-use crate::cmd::page::PageArgs;
+use crate::cmd::page::{PageArgs, names_or_warning};
 use crate::cmd::values::{Destination, PodName, Protocol};
-use crate::debug::socket::names;
 use egress_core::display_names::Names;
 use egress_datapath::maps::nat_entries::{Entry, shares, walk};
 
@@ -183,7 +182,7 @@ fn named(node: &str, names: &Names) -> Result<Of, NoMappings> {
 pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     let (NatCommand::List(filters) | NatCommand::Count(filters)) = &args.what;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let names = runtime.block_on(names(&filters.page.socket));
+    let names = runtime.block_on(names_or_warning(&filters.page.socket));
     let wanted = Wanted::new(filters, &names)?;
     let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
     let walked =

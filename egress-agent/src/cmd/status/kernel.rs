@@ -6,17 +6,21 @@ use crate::cmd::status::columns;
 use crate::debug::Status;
 use crate::debug::log::LogEntry;
 use egress_datapath::survey::report::{Fill, Gateway, InterfaceReport, Kernel, PolicyReport, Program};
+use egress_terminal::page::{Page, Severity};
 
 /// Other maps are shown from this percentage on.
 const SHOWN_FROM: u64 = 50;
+/// The percentage at which the agent warns about a map (`MapNearlyFull`, seven eighths).
+const WARNED_FROM: u64 = 87;
 const ALWAYS: [&str; 3] = ["nat", "flows", "inbound"];
 
 /// Each with an empty line before it.
-pub(super) fn tables(status: &Status) -> String {
-    let mut text = String::new();
-    let mut table = |rows: String| {
+pub(super) fn tables(status: &Status) -> Page {
+    let mut page = Page::default();
+    let mut table = |rows: Page| {
         if !rows.is_empty() {
-            text = format!("{text}\n{rows}");
+            page.push(None, "");
+            page.append(rows);
         }
     };
     table(objects(&status.objects));
@@ -27,14 +31,14 @@ pub(super) fn tables(status: &Status) -> String {
         table(fills(maps));
     }
     table(warnings(&status.last_warnings));
-    text
+    page
 }
 
-fn rows<T, const N: usize>(head: [&str; N], of: &[T], row: impl Fn(&T) -> [String; N]) -> String {
+fn rows<T, const N: usize>(head: [&str; N], of: &[T], row: impl Fn(&T) -> (Option<Severity>, [String; N])) -> Page {
     if of.is_empty() {
-        return String::new();
+        return Page::default();
     }
-    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(of.iter().map(row)).collect();
+    let rows: Vec<_> = std::iter::once((None, head.map(str::to_owned))).chain(of.iter().map(row)).collect();
     columns(&rows)
 }
 
@@ -42,15 +46,21 @@ fn dash(text: Option<&String>) -> String {
     text.map_or_else(|| "-".to_owned(), Clone::clone)
 }
 
-fn objects(of: &[PolicyReport]) -> String {
+fn objects(of: &[PolicyReport]) -> Page {
     rows(["OBJECT", "ID", "PODS HERE", "EGRESS IPS"], of, |one| {
         let places: Vec<_> = one.egress_ips.iter().map(|ip| format!("{} {}", ip.address, ip.at)).collect();
         let mut places = if places.is_empty() { "none".to_owned() } else { places.join(", ") };
         if let Some(limit) = one.limit {
             places.push_str(&format!(" (at most {})", rate(limit.bits_per_second)));
         }
-        [dash(one.name.as_ref()), one.egress_id.to_string(), one.pod_addresses.to_string(), places]
+        let pods = one.pods.map_or_else(|| addresses(one.pod_addresses), |pods| pods.to_string());
+        (None, [dash(one.name.as_ref()), one.egress_id.to_string(), pods, places])
     })
+}
+
+/// Without an agent, addresses have no pods.
+fn addresses(count: usize) -> String {
+    format!("{count} address{}", if count == 1 { "" } else { "es" })
 }
 
 /// In the largest unit that leaves no fraction.
@@ -61,51 +71,57 @@ fn rate(bits_per_second: u64) -> String {
         .map_or_else(|| format!("{bits_per_second} bit/s"), |(size, unit)| format!("{} {unit}", bits_per_second / size))
 }
 
-fn gateways(of: &[Gateway]) -> String {
+fn gateways(of: &[Gateway]) -> Page {
     rows(["GATEWAY", "ADDRESS", "EGRESS IPS", "READY", "BY LEADER", "NEIGHBOUR"], of, |one| {
         let ready = one.ready.map_or("-", |ready| if ready { "yes" } else { "no" });
-        [
+        let is_away = one.ready == Some(false) || one.leader_says.is_some();
+        let row = [
             dash(one.node.as_ref()),
             one.endpoint.to_string(),
             one.egress_ips.to_string(),
             ready.to_owned(),
             dash(one.leader_says.as_ref()),
             dash(one.neighbour.as_ref()),
-        ]
+        ];
+        (is_away.then_some(Severity::Warning), row)
     })
 }
 
-fn devices(of: &[InterfaceReport]) -> String {
+fn devices(of: &[InterfaceReport]) -> Page {
     rows(["INTERFACE", "NAME", "STATE", "LARGEST PACKET"], of, |one| {
-        let state = match (&one.name, one.up, one.carrier) {
-            (None, ..) => "missing",
-            (_, false, _) => "down",
-            (_, true, false) => "no carrier",
-            (_, true, true) => "up",
+        let (severity, state) = match (&one.name, one.up, one.carrier) {
+            (None, ..) => (Some(Severity::Error), "missing"),
+            (_, false, _) => (Some(Severity::Error), "down"),
+            (_, true, false) => (Some(Severity::Error), "no carrier"),
+            (_, true, true) => (None, "up"),
         };
-        [one.role.clone(), dash(one.name.as_ref()), state.to_owned(), one.mtu.to_string()]
+        (severity, [one.role.clone(), dash(one.name.as_ref()), state.to_owned(), one.mtu.to_string()])
     })
 }
 
-fn attached(of: &[Program]) -> String {
+fn attached(of: &[Program]) -> Page {
     rows(["PROGRAM", "ON", "BY", "SINCE"], of, |one| {
         let on = one.interface.clone().unwrap_or_else(|| "NOT ATTACHED".to_owned());
-        [one.name.clone(), on, dash(one.attached.as_ref()), dash(one.since.as_ref())]
+        let severity = one.interface.is_none().then_some(Severity::Error);
+        (severity, [one.name.clone(), on, dash(one.attached.as_ref()), dash(one.since.as_ref())])
     })
 }
 
-fn fills(of: &[Fill]) -> String {
+fn fills(of: &[Fill]) -> Page {
     let shown: Vec<_> =
         of.iter().filter(|one| ALWAYS.contains(&one.map.as_str()) || one.percent() >= SHOWN_FROM).collect();
     rows(["MAP", "ENTRIES", "OF", "FULL"], &shown, |one| {
-        [one.map.clone(), one.entries.to_string(), one.limit.to_string(), format!("{} %", one.percent())]
+        let severity = (one.percent() >= WARNED_FROM).then_some(Severity::Warning);
+        let row = [one.map.clone(), one.entries.to_string(), one.limit.to_string(), format!("{} %", one.percent())];
+        (severity, row)
     })
 }
 
-fn warnings(of: &[LogEntry]) -> String {
+fn warnings(of: &[LogEntry]) -> Page {
     rows(["LAST WARNINGS", "TIMES", "LINE"], of, |one| {
         let at = Timestamp::try_from(one.at).unwrap_or_default();
-        [format!("{at:.0} {}", one.level), one.times.to_string(), one.line.clone()]
+        let severity = if one.level == "ERROR" { Severity::Error } else { Severity::Warning };
+        (Some(severity), [format!("{at:.0} {}", one.level), one.times.to_string(), one.line.clone()])
     })
 }
 
@@ -117,8 +133,20 @@ mod tests {
     use egress_datapath::survey::report::Served;
 
     #[test]
+    fn objects_count_pods_and_without_an_agent_addresses() {
+        let of = |pods, pod_addresses| {
+            let one =
+                PolicyReport { egress_id: 3, name: None, pod_addresses, pods, egress_ips: Vec::new(), limit: None };
+            objects(&[one]).text().lines().last().map(str::to_owned)
+        };
+        assert_eq!(of(Some(1), 2).as_deref(), Some("-       3   1          none"));
+        assert_eq!(of(None, 2).as_deref(), Some("-       3   2 addresses  none"));
+        assert_eq!(of(None, 1).as_deref(), Some("-       3   1 address  none"));
+    }
+
+    #[test]
     fn present_parts_are_shown_and_missing_ones_omitted() {
-        assert_eq!(tables(&Status::default()), "");
+        assert!(tables(&Status::default()).is_empty());
         let address = "172.18.0.100".parse().expect("a literal");
         let egress_ips = vec![Served { address, at: "node2".into() }];
         let program = |name: &str, interface: Option<&str>| Program {
@@ -147,6 +175,7 @@ mod tests {
                 egress_id: 3,
                 name: Some("first".into()),
                 pod_addresses: 2,
+                pods: Some(1),
                 egress_ips,
                 limit: Some(LimitReport { bits_per_second: 1_500_000_000, burst_ms: 100 }),
             }],
@@ -164,12 +193,13 @@ mod tests {
                 level: "WARN".into(),
                 line: "worse".into(),
                 times: 3,
+                condition: None,
             }],
             ..Status::default()
         };
         let expected = "
 OBJECT  ID  PODS HERE  EGRESS IPS
-first   3   2          172.18.0.100 node2 (at most 1500 Mbit/s)
+first   3   1          172.18.0.100 node2 (at most 1500 Mbit/s)
 
 GATEWAY  ADDRESS     EGRESS IPS  READY  BY LEADER  NEIGHBOUR
 node2    172.18.0.3  1           yes    -          reachable
@@ -188,6 +218,6 @@ nat     2        100  2 %
 LAST WARNINGS              TIMES  LINE
 1970-01-01T00:00:00Z WARN  3      worse
 ";
-        assert_eq!(tables(&status), expected);
+        assert_eq!(tables(&status).text(), expected);
     }
 }

@@ -1,20 +1,35 @@
-//! `egress-agent status`: the state of this node's agent, as a table or as JSON.
+//! `egress-agent status`: the state of this node's agent, as a table or as JSON, once or again and again.
 
 pub mod kernel;
+pub mod watch;
 
-use std::fmt::Write as _;
+use std::process::ExitCode;
 
 use clap::Args;
+use egress_terminal::page::{Page, Severity, complain};
 
-use crate::cmd::CliError;
 use crate::cmd::page::{Output, PageArgs};
+use crate::cmd::{CliError, NO_AGENT};
 use crate::debug::pins::{self, PinsError};
 use crate::debug::socket::{AskError, ask};
-use crate::debug::{Address, AgentState, Answer, ClusterState, Request, Status};
+use crate::debug::{Address, AgentState, Answer, ClusterState, PodCount, Request, Status};
 use egress_datapath::survey::report::Kernel;
 
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {
+    /// Show it again every so many seconds (1 to 3600), or every 2 without a number, until Ctrl-C. On a terminal it stays in
+    /// place; elsewhere one page follows the other, and JSON is one object per line
+    #[arg(
+        short,
+        long,
+        env = "EGRESS_AGENT_STATUS_WATCH",
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2",
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
+    watch: Option<u64>,
     #[command(flatten)]
     page: PageArgs,
 }
@@ -23,43 +38,83 @@ pub(super) struct StatusArgs {
 #[derive(Debug, thiserror::Error)]
 #[error("{ask}; {pins}")]
 pub(crate) struct NothingHere {
-    ask: AskError,
+    pub(super) ask: AskError,
     pins: PinsError,
 }
 
-pub(super) fn run(args: &StatusArgs) -> Result<(), CliError> {
+/// A status, and why it is not the agent's.
+struct Answered {
+    status: Status,
+    silence: Option<AskError>,
+}
+
+pub(super) fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let status = match runtime.block_on(ask(&args.page.socket, Request::Status)) {
-        Ok(Answer::Status(status)) => *status,
-        Ok(Answer::Error(text)) => from_pins(args, AskError::Answered(text))?,
-        Ok(_) => from_pins(args, AskError::Answered("the agent sends an unexpected answer".to_owned()))?,
-        Err(error) => from_pins(args, error)?,
-    };
-    match args.page.output {
-        Output::Table => print!("{}", table(&status)),
-        Output::Json => println!("{}", serde_json::to_string_pretty(&status).map_err(std::io::Error::other)?),
+    if let Some(seconds) = args.watch {
+        return runtime.block_on(watch::run(args, seconds));
     }
-    Ok(())
+    let answered = runtime.block_on(answered(&args.page))?;
+    if let Some(line) = answered.silence() {
+        complain(Severity::Error, &format!("error: {line}"));
+    }
+    match args.page.output {
+        Output::Table => table(&answered.status).print()?,
+        Output::Json => {
+            let status = serde_json::to_string_pretty(&answered.complete()).map_err(std::io::Error::other)?;
+            println!("{status}");
+            return Ok(ExitCode::from(answered.code()));
+        }
+    }
+    Ok(ExitCode::from(answered.code()))
 }
 
-fn from_pins(args: &StatusArgs, ask: AskError) -> Result<Status, NothingHere> {
-    pins::status(&args.page.bpffs, ask.to_string()).map_err(|pins| NothingHere { ask, pins })
+/// The agent's status, else that of its programs.
+async fn answered(page: &PageArgs) -> Result<Answered, NothingHere> {
+    let silence = match ask(&page.socket, Request::Status).await {
+        Ok(Answer::Status(status)) => return Ok(Answered { status: *status, silence: None }),
+        Ok(Answer::Error(text)) => AskError::Answered(text),
+        Ok(_) => AskError::Answered("the agent sends an unexpected answer".to_owned()),
+        Err(error) => error,
+    };
+    match pins::status(&page.bpffs) {
+        Ok(status) => Ok(Answered { status, silence: Some(silence) }),
+        Err(pins) => Err(NothingHere { ask: silence, pins }),
+    }
 }
 
-fn table(status: &Status) -> String {
-    let mut text = String::new();
-    let Status { agent, cluster, addresses, pod_addresses, selected_pod_addresses, problems, .. } = status;
-    let mut line = |name: &str, value: String| {
-        // Writing to a string does not fail.
-        let _written = writeln!(text, "{name:<13}{value}");
+impl Answered {
+    /// The line that comes before all others.
+    fn silence(&self) -> Option<String> {
+        let silence = self.silence.as_ref()?;
+        Some(format!("{silence}; the rest is the state of its programs, which continue"))
+    }
+
+    /// With that line among the problems, for programs.
+    fn complete(&self) -> Status {
+        let mut status = self.status.clone();
+        status.problems.splice(0..0, self.silence());
+        status
+    }
+
+    const fn code(&self) -> u8 {
+        if self.silence.is_some() { NO_AGENT } else { 0 }
+    }
+}
+
+fn table(status: &Status) -> Page {
+    let mut page = Page::default();
+    let Status { agent, cluster, addresses, problems, .. } = status;
+    let mut line = |severity: Option<Severity>, name: &str, value: String| {
+        page.push(severity, format!("{name:<13}{value}"));
     };
     if let Some(cluster) = cluster {
-        line("node", node(cluster));
+        line(None, "node", node(cluster));
     }
-    line("agent", running(agent));
+    line((!agent.running).then_some(Severity::Error), "agent", running(agent));
     if let Some(serves) = agent.serves {
         let reason = agent.reason.as_deref().unwrap_or("not known");
-        line("serves", if serves { "yes".to_owned() } else { format!("no: {reason}") });
+        let value = if serves { "yes".to_owned() } else { format!("no: {reason}") };
+        line((!serves).then_some(Severity::Error), "serves", value);
     }
     if let Some(seconds) = agent.api_server_away_seconds {
         let served = match agent.lease.as_deref() {
@@ -67,46 +122,60 @@ fn table(status: &Status) -> String {
             _ => "traffic, connections and egress IPs continue",
         };
         let waiting = "new pods, edits and moves wait for it";
-        line("API server", format!("has not answered for {}: {served}; {waiting}", lasting(seconds)));
+        let value = format!("has not answered for {}: {served}; {waiting}", lasting(seconds));
+        line(Some(Severity::Warning), "API server", value);
     }
     // A node that has no egress IPs and gets none needs no lease.
     if let (Some(lease), Some(cluster)) = (&agent.lease, cluster)
         && (cluster.egress_node || !addresses.is_empty())
     {
-        let effect = if lease == "expired" { ": no egress IP is served" } else { "" };
-        line("lease", format!("{lease}{effect}"));
+        let (severity, effect) = match lease.as_str() {
+            "expired" => (Some(Severity::Error), ": no egress IP is served"),
+            _ => (None, ""),
+        };
+        line(severity, "lease", format!("{lease}{effect}"));
     }
     // A node without egress IPs emits none.
     if let Some(Kernel { lease_seconds, .. }) = &status.kernel
         && !addresses.is_empty()
     {
-        let lasts = match lease_seconds {
-            Some(0) => "expired: no egress IP is emitted".to_owned(),
-            Some(seconds) => format!("{} more without the agent", lasting(*seconds)),
-            None => "without a limit".to_owned(),
+        let (severity, lasts) = match lease_seconds {
+            Some(0) => (Some(Severity::Error), "expired: no egress IP is emitted".to_owned()),
+            Some(seconds) => (None, format!("{} more without the agent", lasting(*seconds))),
+            None => (None, "without a limit".to_owned()),
         };
-        line("programs", lasts);
+        line(severity, "programs", lasts);
     }
     if let Some(cluster) = cluster {
         // It probes egress nodes four times a second, and all others every few seconds.
         let node =
             agent.controller.as_ref().map_or("has not probed this agent yet".to_owned(), |on| format!("on {on}"));
-        line("controller", node);
+        line(None, "controller", node);
         if !cluster.suspects.is_empty() {
-            line("suspects", cluster.suspects.join(", "));
+            line(Some(Severity::Warning), "suspects", cluster.suspects.join(", "));
         }
     }
-    line("pods", format!("{pod_addresses} addresses known, {selected_pod_addresses} selected"));
-    text.push('\n');
-    text.push_str(&egress_ips(addresses));
+    line(None, "pods", pods(status));
+    page.push(None, "");
+    page.append(egress_ips(addresses));
     if let Some(cluster) = cluster {
-        text.push_str(&of_cluster(cluster));
+        page.append(of_cluster(cluster));
     }
-    text.push_str(&kernel::tables(status));
+    page.append(kernel::tables(status));
     for problem in problems {
-        let _written = writeln!(text, "! {problem}");
+        page.push(Severity::Warning, format!("! {problem}"));
     }
-    text
+    page
+}
+
+/// Without an agent, addresses have no pods.
+fn pods(Status { pods, pod_addresses, selected_pod_addresses, .. }: &Status) -> String {
+    match pods {
+        Some(PodCount { known, selected }) => {
+            format!("{known} known, {selected} selected, by {pod_addresses} addresses")
+        }
+        None => format!("{pod_addresses} addresses known, {selected_pod_addresses} selected"),
+    }
 }
 
 fn node(cluster: &ClusterState) -> String {
@@ -135,48 +204,54 @@ fn lasting(seconds: u64) -> String {
     }
 }
 
-fn egress_ips(addresses: &[Address]) -> String {
+fn egress_ips(addresses: &[Address]) -> Page {
     if addresses.is_empty() {
-        return "no egress IPs here\n".to_owned();
+        return Page::plain("no egress IPs here");
     }
-    let mut rows = vec![["EGRESS IP", "ID", "OBJECT", "ON", "STATE"].map(str::to_owned)];
+    let mut rows = vec![(None, ["EGRESS IP", "ID", "OBJECT", "ON", "STATE"].map(str::to_owned))];
     for one in addresses {
         let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
         let (object, interface) = (known(&one.object), known(&one.interface));
-        rows.push([one.address.to_string(), one.egress_id.to_string(), object, interface, one.state.clone()]);
+        let is_awaited = one.wanted == Some(true) && !one.owned;
+        let row = [one.address.to_string(), one.egress_id.to_string(), object, interface, one.state.clone()];
+        rows.push((is_awaited.then_some(Severity::Warning), row));
     }
     columns(&rows)
 }
 
-fn of_cluster(cluster: &ClusterState) -> String {
-    let mut text = String::new();
+fn of_cluster(cluster: &ClusterState) -> Page {
+    let mut page = Page::default();
     if !cluster.hand_overs.is_empty() {
-        let mut rows = vec![["HAND-OVER", "NUMBER", "FROM", "TO"].map(str::to_owned)];
+        let mut rows = vec![(None, ["HAND-OVER", "NUMBER", "FROM", "TO"].map(str::to_owned))];
         for one in &cluster.hand_overs {
             let to = one.to.clone().unwrap_or_else(|| "no node yet".to_owned());
-            rows.push([one.address.to_string(), one.number.to_string(), one.from.clone(), to]);
+            rows.push((None, [one.address.to_string(), one.number.to_string(), one.from.clone(), to]));
         }
-        text = format!("{text}\n{}", columns(&rows));
+        page.push(None, "");
+        page.append(columns(&rows));
     }
     if !cluster.standby.is_empty() {
-        let mut rows = vec![["STANDBY OBJECT", "POD", "SERVED BY"].map(str::to_owned)];
-        rows.extend(cluster.standby.iter().map(|one| [one.object.clone(), one.pod.clone(), one.served_by.clone()]));
-        text = format!("{text}\n{}", columns(&rows));
+        let mut rows = vec![(None, ["STANDBY OBJECT", "POD", "SERVED BY"].map(str::to_owned))];
+        let standby = cluster.standby.iter();
+        rows.extend(standby.map(|one| (None, [one.object.clone(), one.pod.clone(), one.served_by.clone()])));
+        page.push(None, "");
+        page.append(columns(&rows));
     }
-    text
+    page
 }
 
 /// Columns as wide as their content, separated by two spaces.
-fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+fn columns<const N: usize>(rows: &[(Option<Severity>, [String; N])]) -> Page {
     let mut widths = [0; N];
-    for row in rows {
+    for (_, row) in rows {
         widths.iter_mut().zip(row).for_each(|(width, cell)| *width = (*width).max(cell.chars().count()));
     }
-    let line = |row: &[String; N]| {
+    let mut page = Page::default();
+    for (severity, row) in rows {
         let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
+        page.push(*severity, cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    page
 }
 
 #[cfg(test)]
@@ -222,6 +297,7 @@ mod tests {
             addresses: vec![one],
             pod_addresses: 5,
             selected_pod_addresses: 2,
+            pods: Some(PodCount { known: 3, selected: 1 }),
             problems,
             ..Status::default()
         };
@@ -233,7 +309,7 @@ API server   has not answered for 4 min: traffic, connections and egress IPs con
 lease        held
 controller   on node2
 suspects     node3
-pods         5 addresses known, 2 selected
+pods         3 known, 1 selected, by 5 addresses
 
 EGRESS IP     ID  OBJECT   ON    STATE
 172.18.0.100  3   simpson  eth1  served
@@ -245,10 +321,25 @@ STANDBY OBJECT  POD  SERVED BY
 late            a/b  simpson
 ! look
 ";
-        assert_eq!(table(&status), expected);
+        assert_eq!(table(&status).text(), expected);
         let json = serde_json::to_string(&status).expect("JSON");
         assert_eq!(serde_json::from_str::<Status>(&json).expect("the same"), status);
-        (status.cluster, status.agent) = (None, AgentState::default());
-        assert!(table(&status).starts_with("agent        does not answer\npods         5"), "{}", table(&status));
+        (status.cluster, status.agent, status.pods) = (None, AgentState::default(), None);
+        let text = table(&status).text();
+        let begin = "agent        does not answer\npods         5 addresses known, 2 selected\n";
+        assert!(text.starts_with(begin), "{text}");
+    }
+
+    #[test]
+    fn a_silent_agent_is_the_first_problem_and_has_its_own_code() {
+        let problems = vec!["look".to_owned()];
+        let status = Status { problems, ..Status::default() };
+        let alive = Answered { status: status.clone(), silence: None };
+        assert_eq!((alive.silence(), alive.code(), alive.complete()), (None, 0, status.clone()));
+        let dead = Answered { status, silence: Some(AskError::Silent) };
+        let line = dead.silence().expect("a line");
+        assert!(line.starts_with("an agent runs here and does not answer") && dead.code() == 3, "{line}");
+        assert_eq!(dead.complete().problems, [line, "look".to_owned()], "programs read it too");
+        assert!(!table(&dead.status).text().contains("does not answer:"), "the table does not repeat it");
     }
 }

@@ -127,12 +127,12 @@ pub async fn serve(listen: Listen, token: Option<Arc<Path>>, page: Arc<HealthPag
 }
 
 async fn serve_at(listen: Listen, acceptor: Arc<MetricsServer>, stop: &CancellationToken) {
-    let mut failing = false;
+    let (mut failing, condition) = (false, format!("metrics-server/{listen}"));
     let listener = loop {
         match listen.bind().await {
             Ok(listener) => break listener,
             Err(error) if !std::mem::replace(&mut failing, true) => {
-                warn!(address = %listen, %error, "cannot serve metrics and health pages; trying again");
+                warn!(address = %listen, %error, condition, "cannot serve metrics and health pages; trying again");
             }
             Err(_) => {}
         }
@@ -141,7 +141,7 @@ async fn serve_at(listen: Listen, acceptor: Arc<MetricsServer>, stop: &Cancellat
             () = tokio::time::sleep(RETRY) => {}
         }
     };
-    info!(address = %listen, "serving /metrics, /healthz and /readyz");
+    info!(address = %listen, condition, "serving /metrics, /healthz and /readyz");
     serve_on(listener, acceptor, stop).await;
 }
 

@@ -51,7 +51,16 @@ pub enum Subject {
 pub struct Warning {
     pub subject: Subject,
     pub reason: &'static str,
+    /// The address or map, if there may be several.
+    pub about: String,
     pub message: String,
+}
+
+impl Warning {
+    /// The field `condition` of the log's lines about its beginning and its end.
+    pub fn condition(&self) -> String {
+        format!("{}/{}", self.reason, self.about)
+    }
 }
 
 /// The reason, and the address or map that it is about.
@@ -60,6 +69,8 @@ type WarningKey = (&'static str, String);
 #[derive(Debug, Default)]
 pub struct Warnings {
     open: BTreeMap<WarningKey, Warning>,
+    /// Those that have ended since they were last asked for.
+    ended: Vec<Warning>,
     /// Counters of the last update: refusals of each egress IP, and packets dropped because no port was free.
     refusals: BTreeMap<EgressId, u64>,
     exhausted: Option<u64>,
@@ -130,6 +141,11 @@ impl Warnings {
         new
     }
 
+    /// The warnings that have ended since the last call.
+    pub fn take_ended(&mut self) -> Vec<Warning> {
+        std::mem::take(&mut self.ended)
+    }
+
     /// The messages of all open warnings.
     pub fn lines(&self) -> Vec<String> {
         self.open.values().map(|warning| warning.message.clone()).collect()
@@ -164,16 +180,18 @@ impl Warnings {
     fn set(&mut self, reason: &'static str, of: &ServedAddress, is: bool, message: String, new: &mut Vec<Warning>) {
         let policy = of.policy.clone();
         let subject = policy.map_or(Subject::Node, |(policy, uid)| Subject::Policy { policy, uid });
-        self.change((reason, of.address.to_string()), is, Warning { subject, reason, message }, new);
+        let about = of.address.to_string();
+        self.change((reason, about.clone()), is, Warning { subject, reason, about, message }, new);
     }
 
     fn of_node(&mut self, reason: &'static str, what: &str, is: bool, message: String, new: &mut Vec<Warning>) {
-        self.change((reason, what.to_owned()), is, Warning { subject: Subject::Node, reason, message }, new);
+        let warning = Warning { subject: Subject::Node, reason, about: what.to_owned(), message };
+        self.change((reason, what.to_owned()), is, warning, new);
     }
 
     fn change(&mut self, key: WarningKey, is: bool, warning: Warning, new: &mut Vec<Warning>) {
         match is {
-            false => drop(self.open.remove(&key)),
+            false => self.ended.extend(self.open.remove(&key)),
             true if self.open.contains_key(&key) => {}
             true => {
                 new.push(warning.clone());
@@ -185,7 +203,9 @@ impl Warnings {
     /// Drops the warnings about addresses that this node no longer serves.
     fn forget_unserved(&mut self, in_kernel: &InKernel) {
         let served: BTreeSet<String> = in_kernel.served.values().map(|served| served.address.to_string()).collect();
-        self.open.retain(|(reason, what), _| !ABOUT_ADDRESSES.contains(reason) || served.contains(what));
+        let is_over =
+            |(reason, what): &WarningKey, _: &mut Warning| ABOUT_ADDRESSES.contains(reason) && !served.contains(what);
+        self.ended.extend(self.open.extract_if(.., is_over).map(|(_, warning)| warning));
     }
 }
 

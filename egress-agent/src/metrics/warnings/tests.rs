@@ -43,6 +43,8 @@ fn a_warning_about_ports_or_a_map_is_reported_once_until_use_falls_below_the_low
     assert_eq!(update(810, 88), [""; 0]);
     assert_eq!(update(690, 74), [""; 0]);
     assert_eq!(update(800, 88), ["PortsNearlyExhausted", "MapNearlyFull"], "reported again");
+    let ended: Vec<_> = warnings.take_ended().iter().map(Warning::condition).collect();
+    assert_eq!(ended, ["PortsNearlyExhausted/172.18.0.100", "MapNearlyFull/nat"], "as many as were resolved");
     let [ports, map] = &warnings.lines()[..] else { panic!("{:?}", warnings.lines()) };
     assert!(
         map.contains("egress IP 172.18.0.100 has used 80 %")
@@ -133,5 +135,7 @@ fn a_warning_about_an_address_ends_with_the_address_whether_its_policy_is_known_
         in_kernel.served.clear();
         assert!(warnings.update(&snapshot, (None, None), now).is_empty());
         assert_eq!(warnings.lines(), [""; 0], "its policy is known: {is_known}");
+        assert_eq!(reasons(&warnings.take_ended()), ["PortsNearlyExhausted"]);
+        assert_eq!(warnings.take_ended(), [], "each once");
     }
 }

@@ -29,7 +29,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::node::reconciler::attached_pods::PendingAttachments;
 use crate::node::reconciler::background_flush::BackgroundFlush;
@@ -58,7 +58,7 @@ use egress_core::ownership::node_ownership::{Withheld, withhold};
 use egress_core::plan::capacity::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use egress_core::plan::compile::Compiler;
 use egress_core::plan::desired::put_service_ports;
-use egress_core::plan::executor::{AddressClaim, Conflict, DataplaneError, Executor};
+use egress_core::plan::executor::{AddressClaim, Conflict, DataplaneError, Executor, claim_condition};
 use egress_core::plan::refusal::KernelEntry;
 use egress_core::plan::{Disconnected, plan, plan_addresses};
 use egress_core::selection::Standby;
@@ -82,6 +82,9 @@ const MAX_NAMED: usize = 4;
 const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the programs learn that the agent follows the pods.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The condition of the log's lines about the kernel.
+const DESIRED_STATE: &str = "desired-state";
 
 /// Reasons of events about an address that this node does not claim, or that another host claims too.
 const CONFLICT: &str = "EgressIPConflict";
@@ -246,7 +249,7 @@ impl<E: Executor> Reconciler<E> {
                 outcome = self.reconcile() => outcome,
             };
             if let Err(error) = &outcome {
-                warn!(%error, "cannot bring the kernel to the desired state; trying again");
+                warn!(%error, condition = DESIRED_STATE, "cannot bring the kernel to the desired state; trying again");
                 self.actual = None;
                 self.meters.reconcile_failed();
             } else if !self.background.puts_off()
@@ -297,7 +300,9 @@ impl<E: Executor> Reconciler<E> {
     /// A node that keeps failing is not ready. Single failures are tolerated, since the next attempt may succeed.
     fn note_outcome(&mut self, succeeded: bool) {
         if succeeded {
-            self.failing_since = None;
+            if self.failing_since.take().is_some() {
+                info!(condition = DESIRED_STATE, "the kernel is in the desired state again");
+            }
             return;
         }
         let since = *self.failing_since.get_or_insert_with(Instant::now);
@@ -463,7 +468,8 @@ impl<E: Executor> Reconciler<E> {
     fn note_failure(&mut self, id: EgressId, address: IpAddr, error: &DataplaneError) {
         let (is_new, message) = self.failed_claims.note((id, address), error, Instant::now());
         if is_new {
-            warn!(id = id.0, %address, %error, "cannot claim an egress IP yet; trying again");
+            let condition = claim_condition(address);
+            warn!(id = id.0, %address, %error, condition, "cannot claim an egress IP yet; trying again");
         }
         if let Some(message) = message {
             let reason = match error {

@@ -188,6 +188,7 @@ impl Coordination {
         if is_expired && !held.is_empty() && !self.has_released {
             warn!(
                 addresses = held.len(),
+                condition = "lease",
                 "the lease of this node has expired, its egress IPs are not served: it reached neither leader nor API server, or its agent was down"
             );
             self.has_released = true;
@@ -204,7 +205,10 @@ impl Coordination {
         {
             return;
         }
-        info!("the lease is renewed: egress IPs that are still assigned to this node are served again");
+        info!(
+            condition = "lease",
+            "the lease is renewed: egress IPs that are still assigned to this node are served again"
+        );
         self.has_released = false;
     }
 

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::debug::{Address, ClusterState, OpenHandOver, Question, ReconcilerReport, StandbyPod, Status};
+use crate::debug::{Address, ClusterState, OpenHandOver, PodCount, Question, ReconcilerReport, StandbyPod, Status};
 use crate::metrics::snapshot::{InKernel, ReconcilerSnapshot, ServedAddress};
 use crate::node::reconciler::Reconciler;
 use egress_core::display_names::Names;
 use egress_core::model::policy::EgressNodes;
-use egress_core::model::state::{EgressId, HandoverStage, KernelState, PodState, TunnelEndpoint};
+use egress_core::model::state::{EgressId, HandoverStage, KernelState, TunnelEndpoint};
 use egress_core::model::view::{ClusterView, PodKey};
 use egress_core::plan::executor::Executor;
 use egress_core::selection::Standby;
@@ -105,7 +105,6 @@ impl<E: Executor> Reconciler<E> {
 
     fn report(&self) -> ReconcilerReport {
         let view = self.compiler.view();
-        let selected = |pod: &&PodState| pod.is_selected();
         let mut problems = Vec::new();
         if let Some(missing) = self.missing() {
             problems.push(format!("this node does not serve the desired state: {missing}"));
@@ -130,7 +129,10 @@ impl<E: Executor> Reconciler<E> {
         (status.objects, status.gateways) = (objects, gateways);
         status.addresses = self.addresses(actual, &names);
         status.pod_addresses = actual.pods.len();
-        status.selected_pod_addresses = actual.pods.values().filter(selected).count();
+        let selected = || actual.pods.iter().filter(|(_, pod)| pod.is_selected()).map(|(address, _)| *address);
+        status.selected_pod_addresses = selected().count();
+        let counts = names.pods_of(actual.pods.keys().copied()).zip(names.pods_of(selected()));
+        status.pods = counts.map(|(known, selected)| PodCount { known, selected });
         ReconcilerReport { status, unobserved: None }
     }
 

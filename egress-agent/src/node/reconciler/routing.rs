@@ -63,10 +63,12 @@ impl Routing {
         }
         let unrouted = executor.route(&networks).await;
         for (table, why) in unrouted.iter().filter(|(table, _)| !self.unrouted.contains_key(*table)) {
-            warn!(table, why, "the network of an EgressService cannot be used on this node; trying again");
+            let condition = format!("network/{table}");
+            warn!(table, why, condition, "the network of an EgressService cannot be used on this node; trying again");
         }
         for table in self.unrouted.keys().filter(|table| !unrouted.contains_key(*table)) {
-            info!(table, "the network of an EgressService is used, or needed no more");
+            let condition = format!("network/{table}");
+            info!(table, condition, "the network of an EgressService is used, or needed no more");
         }
         self.retry_at = (!unrouted.is_empty()).then(|| now + RETRY);
         let left_out = networks.left_out.clone();
