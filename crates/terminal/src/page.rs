@@ -71,21 +71,26 @@ impl Page {
         self.0.iter().map(|line| format!("{}\n", line.text)).collect()
     }
 
-    /// The page as it fits a screen: long lines are cut, and the last line says how many lines are left out.
+    /// The page as it fits a screen: long lines take several rows, and the last row says how many rows are left out.
     #[must_use]
-    pub fn cut_to(mut self, (columns, rows): (usize, usize)) -> Self {
-        let rows = rows.max(1);
-        if self.0.len() > rows {
-            let left_out = self.0.len() + 1 - rows;
-            self.0.truncate(rows - 1);
-            self.push(None, format!("... {left_out} more lines"));
-        }
-        for line in &mut self.0 {
-            if let Some((end, _)) = line.text.char_indices().nth(columns) {
-                line.text.truncate(end);
+    pub fn fitted_to(&self, (columns, rows): (usize, usize)) -> Self {
+        let (columns, rows) = (columns.max(1), rows.max(1));
+        let mut fitted = Self::default();
+        for Line { severity, text } in &self.0 {
+            let mut rest = text.as_str();
+            while let Some((end, _)) = rest.char_indices().nth(columns) {
+                let (row, after) = rest.split_at(end);
+                fitted.push(*severity, row);
+                rest = after;
             }
+            fitted.push(*severity, rest);
         }
-        self
+        if fitted.0.len() > rows {
+            let left_out = fitted.0.len() + 1 - rows;
+            fitted.0.truncate(rows - 1);
+            fitted.push(None, format!("... {left_out} more"));
+        }
+        fitted
     }
 
     /// To standard output, in colour if that shows it.
@@ -137,10 +142,10 @@ mod tests {
 
     #[test]
     fn a_page_fits_the_screen() {
-        let cut = |size| page().cut_to(size).text();
-        assert_eq!(cut((80, 4)), "first\nsecond\nlook\ndead\n");
-        assert_eq!(cut((80, 3)), "first\nsecond\n... 2 more lines\n");
-        assert_eq!(cut((4, 4)), "firs\nseco\nlook\ndead\n");
-        assert_eq!(cut((80, 0)), "... 4 more lines\n");
+        let fitted = |size| page().fitted_to(size).text();
+        assert_eq!(fitted((80, 4)), "first\nsecond\nlook\ndead\n");
+        assert_eq!(fitted((80, 3)), "first\nsecond\n... 2 more\n");
+        assert_eq!(fitted((4, 8)), "firs\nt\nseco\nnd\nlook\ndead\n");
+        assert_eq!(fitted((80, 0)), "... 4 more\n");
     }
 }

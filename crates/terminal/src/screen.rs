@@ -19,7 +19,7 @@ impl Screen {
 
     /// Over the former page. What does not fit is left out.
     pub fn show(&self, page: &Page) -> io::Result<()> {
-        let page = page.clone().cut_to(self.size());
+        let page = page.fitted_to(self.size());
         let mut out = io::stdout().lock();
         out.write_all(repainted(&page, stdout_has_colour()).as_bytes())?;
         out.flush()

@@ -66,29 +66,41 @@ impl MappingRow {
         }
     }
 
-    /// Columns have fixed widths, since rows are printed as they are found.
-    fn line(&self) -> String {
+    /// The first line has columns of fixed widths, since mappings are printed as they are found. The others have the ends and
+    /// the names, as many on a line as fit.
+    fn lines(&self) -> String {
         let end = |ip: IpAddr, port: u16| std::net::SocketAddr::new(ip, port).to_string();
         let (from, to) = (end(self.pod_ip, self.pod_port), end(self.to, self.to_port));
-        let shown = end(self.egress_ip, self.egress_port);
-        let state = self.state.map_or("-", MappingState::name);
-        let pod = self.pod.as_deref().unwrap_or("-");
-        let object = self.object.as_deref().unwrap_or("-");
-        format!(
-            "{:<6} {from:<22} {to:<22} {shown:<22} {state:<12} {:>6} {:>6} {:>7} {:<12} {object:<20} {pod}",
+        let mut text = format!(
+            "{:<6} {:<11} {:>8} {:>8} {:>8}  {}",
             self.protocol,
+            self.state.map_or("-", MappingState::name),
             self.age_seconds,
             self.egress_idle_seconds.min(self.ingress_idle_seconds),
             self.expires_in_seconds,
-            self.node,
-        )
+            end(self.egress_ip, self.egress_port),
+        );
+        let object = self.object.as_deref().unwrap_or("-");
+        let pod = self.pod.as_ref().map_or_else(|| self.node.clone(), |pod| format!("{pod} on {}", self.node));
+        let mut width = WIDTH;
+        for part in [format!("{from} -> {to}"), object.to_owned(), pod] {
+            let needed = part.chars().count() + 2;
+            let begin = if width + needed > WIDTH { "\n  " } else { "  " };
+            width = if width + needed > WIDTH { needed } else { width + needed };
+            text.push_str(begin);
+            text.push_str(&part);
+        }
+        text
     }
 }
 
+/// What a list is printed for (columns): two IPv6 addresses with ports on one line, and an indent.
+const WIDTH: usize = 100;
+
 fn headline() -> String {
     format!(
-        "{:<6} {:<22} {:<22} {:<22} {:<12} {:>6} {:>6} {:>7} {:<12} {:<20} {}",
-        "PROTO", "POD'S END", "TO", "EGRESS IP", "STATE", "AGE", "IDLE", "EXPIRES", "NODE", "OBJECT", "POD"
+        "{:<6} {:<11} {:>8} {:>8} {:>8}  EGRESS IP\n  POD'S END -> TO  OBJECT  POD, NODE",
+        "PROTO", "STATE", "AGE", "IDLE", "EXPIRES"
     )
 }
 
@@ -134,7 +146,7 @@ pub(super) fn list(
         if first {
             writeln!(out, "{}", headline())?;
         }
-        writeln!(out, "{}", row.line())
+        writeln!(out, "{}", row.lines())
     });
     // An incomplete list is still valid JSON; the exit code shows that it is incomplete.
     if is_json && started && walked.is_err() && !out.has_failed {
@@ -330,22 +342,46 @@ mod tests {
         let entry = entry();
         let row = MappingRow::of(&entry, &names());
         assert_eq!((row.node.as_str(), row.object.as_deref(), row.expires_in_seconds), ("node2", Some("first"), 7430));
-        let line = row.line();
-        let columns: Vec<_> = line.split_whitespace().collect();
-        let expected = [
-            "tcp",
-            "10.244.2.10:4000",
-            "198.51.100.10:80",
-            "172.18.0.100:4001",
-            "established",
-            "40",
-            "10",
-            "7430",
-            "node2",
-            "first",
-            "-",
-        ];
-        assert_eq!(columns, expected);
+        let expected = "tcp    established       40       10     7430  172.18.0.100:4001\n  10.244.2.10:4000 -> 198.51.100.10:80  first  node2";
+        assert_eq!(row.lines(), expected);
         assert_eq!(MappingRow::of(&Entry { source_node: None, ..entry }, &Names::default()).node, "here");
+    }
+
+    #[test]
+    fn a_list_fits_a_hundred_columns_with_the_longest_addresses() {
+        let [pod, to, egress_ip] =
+            [1, 2, 3].map(|last| IpAddr::from([0x2001, 0x1db8, 0xaaaa, 0xbbbb, 0xcccc, 0xdddd, 0xeeee, 0xfff0 + last]));
+        let long = "a".repeat(63);
+        let mut row = MappingRow {
+            egress_ip,
+            egress_port: u16::MAX,
+            object: Some(long.clone()),
+            egress_id: u32::MAX,
+            protocol: "icmpv6".to_owned(),
+            pod_ip: pod,
+            pod_port: u16::MAX,
+            pod: Some(format!("kube-system/{}", "b".repeat(50))),
+            node: "node-of-a-rack-17".to_owned(),
+            to,
+            to_port: u16::MAX,
+            state: Some(MappingState::Established),
+            age_seconds: 99_999_999,
+            egress_idle_seconds: 99_999_999,
+            ingress_idle_seconds: 99_999_999,
+            timeout_seconds: 99_999_999,
+            expires_in_seconds: 99_999_999,
+        };
+        let check = |row: &MappingRow| {
+            let lines = row.lines();
+            for line in headline().lines().chain(lines.lines()) {
+                assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
+            }
+            lines.lines().count()
+        };
+        assert_eq!(check(&row), 4, "{}", row.lines());
+        (row.object, row.pod) = (Some("simpson".to_owned()), Some("springfield/homer".to_owned()));
+        assert_eq!(check(&row), 3, "{}", row.lines());
+        let widest = row.lines().lines().map(|line| line.chars().count()).max();
+        assert_eq!(widest, Some(WIDTH), "the ends alone: {}", row.lines());
     }
 }
