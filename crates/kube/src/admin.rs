@@ -157,15 +157,34 @@ pub enum PodError {
     Timeout,
 }
 
-/// The pod's addresses: those that the kubelet reports, else those that a CNI announces. It lists one pod by name, because
-/// agents have the right to list pods and no right to get one.
-pub async fn pod_addresses(client: Client, namespace: &str, name: &str) -> Result<Vec<IpAddr>, PodError> {
+/// A pod as the API server has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Absent until it is scheduled.
+    pub node: Option<String>,
+    /// It has the node's addresses.
+    pub host_network: bool,
+    /// Succeeded or failed.
+    pub completed: bool,
+    /// Those that the kubelet reports, else those that a CNI announces.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// It lists one pod by name, because agents have the right to list pods and no right to get one.
+pub async fn pod(client: Client, namespace: &str, name: &str) -> Result<PodFacts, PodError> {
     let api: Api<Pod> = Api::namespaced(client, namespace);
     let one = ListParams::default().fields(&format!("metadata.name={name}"));
     let found = timeout(POD_TIMEOUT, api.list(&one)).await.map_err(|_| PodError::Timeout)?;
     let found = found.map_err(|error| PodError::Refused(Box::new(error)))?;
-    let pod = convert::pod(found.items.first().ok_or(PodError::NotFound)?);
-    Ok(if pod.reported.is_empty() { pod.announced } else { pod.reported }.into_iter().collect())
+    let found = found.items.first().ok_or(PodError::NotFound)?;
+    let pod = convert::pod(found);
+    let addresses = if pod.reported.is_empty() { pod.announced } else { pod.reported };
+    Ok(PodFacts {
+        node: found.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty()),
+        host_network: pod.host_network,
+        completed: pod.completed,
+        addresses: addresses.into_iter().collect(),
+    })
 }
 
 #[cfg(test)]

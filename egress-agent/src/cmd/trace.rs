@@ -1,10 +1,13 @@
 //! `egress-agent trace`: predicts the verdict for a packet of a pod of this node, with the reason, without sending one.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
 use egress_common::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP};
+use egress_terminal::page::{Severity, complain};
 
 use crate::cmd::CliError;
 use crate::cmd::page::{Output, PageArgs, names_or_warning};
@@ -13,7 +16,7 @@ use egress_core::display_names::Names;
 use egress_datapath::trace::report::TraceReport;
 use egress_datapath::trace::test_packet::TestPacket;
 use egress_datapath::trace::{TraceError, Tracer};
-use egress_kube::admin::{self, PodError};
+use egress_kube::admin::{self, PodError, PodFacts};
 use egress_kube::client::{ClientError, connect_as_user};
 
 #[derive(Args, Debug)]
@@ -67,12 +70,25 @@ pub(crate) enum NoTrace {
          `kubectl get pod -o wide`"
     )]
     NoAddress { pod: PodName, to: IpAddr },
-    #[error("{pod} is not on this node, whose agent is that of {node}: a pod is traced on its own node")]
-    NotHere { pod: PodName, node: String },
+    #[error("there is no pod {pod}{alike}")]
+    NoSuchPod { pod: PodName, alike: Alike },
+    #[error("{pod} is on {at}, and this is {node}: a pod is traced on its own node{alike}")]
+    Elsewhere { pod: PodName, at: String, node: String, alike: Alike },
+    #[error("{pod} is on no node yet")]
+    Unscheduled { pod: PodName },
+    #[error("{pod} is on this node, {node}, and {why}")]
+    NoEndpoint { pod: PodName, node: String, why: &'static str },
+    #[error(
+        "{pod} is not on this node, {node}{alike}; the API server does not say whether it is elsewhere ({source}), see \
+         `kubectl get pod -A -o wide`"
+    )]
+    NotHere { pod: PodName, node: String, alike: Alike, source: PodError },
     #[error("no agent answers at {}, and the API server does not return {pod}: {source}; give --pod-ip", .socket.display())]
     UnknownPod { pod: PodName, socket: PathBuf, source: PodError },
     #[error("no agent answers at {}, and {source}; give --pod-ip", .socket.display())]
     NoServer { socket: PathBuf, source: Box<ClientError> },
+    #[error("{pod} is not on this node, {node}{alike}; whether it is elsewhere cannot be asked: {source}")]
+    NotHereWithoutServer { pod: PodName, node: String, alike: Alike, source: Box<ClientError> },
     #[error(transparent)]
     Trace(#[from] TraceError),
 }
@@ -107,19 +123,69 @@ async fn sender(args: &TraceArgs, names: &Names) -> Result<IpAddr, NoTrace> {
     if let Some(address) = known.iter().copied().find(fits) {
         return Ok(address);
     }
-    match &names.node {
-        Some(node) if known.is_empty() => return Err(NoTrace::NotHere { pod: pod.clone(), node: node.clone() }),
-        Some(_) => return Err(NoTrace::NoAddress { pod: pod.clone(), to }),
-        None => {}
+    if !known.is_empty() {
+        return Err(NoTrace::NoAddress { pod: pod.clone(), to });
     }
-    let socket = args.page.socket.clone();
-    let client = match connect_as_user(args.kubeconfig.as_deref()).await {
-        Ok(client) => client,
-        Err(error) => return Err(NoTrace::NoServer { socket, source: Box::new(error) }),
+    let (socket, pod) = (args.page.socket.clone(), pod.clone());
+    let alike = Alike::of(&pod, names);
+    let client = match (connect_as_user(args.kubeconfig.as_deref()).await.map_err(Box::new), &names.node) {
+        (Ok(client), _) => client,
+        (Err(source), None) => return Err(NoTrace::NoServer { socket, source }),
+        (Err(source), Some(node)) => {
+            return Err(NoTrace::NotHereWithoutServer { pod, node: node.clone(), alike, source });
+        }
     };
-    let addresses = admin::pod_addresses(client, &pod.namespace, &pod.name).await;
-    let addresses = addresses.map_err(|source| NoTrace::UnknownPod { pod: pod.clone(), socket, source })?;
-    addresses.into_iter().find(fits).ok_or_else(|| NoTrace::NoAddress { pod: pod.clone(), to })
+    let asked = admin::pod(client, &pod.namespace, &pod.name).await;
+    if let Some(node) = &names.node {
+        return Err(absent(pod, node, alike, asked));
+    }
+    let PodFacts { node, addresses, .. } =
+        asked.map_err(|source| NoTrace::UnknownPod { pod: pod.clone(), socket, source })?;
+    // Without an agent this node has no name to compare with.
+    if let Some(node) = node {
+        complain(Severity::Warning, &format!("warning: {pod} is on {node}: it can be traced there alone"));
+    }
+    addresses.into_iter().find(fits).ok_or(NoTrace::NoAddress { pod, to })
+}
+
+/// Why the agent of `node` knows no address of the pod, by what the API server says of it.
+fn absent(pod: PodName, node: &str, alike: Alike, asked: Result<PodFacts, PodError>) -> NoTrace {
+    let node = node.to_owned();
+    let facts = match asked {
+        Ok(facts) => facts,
+        Err(PodError::NotFound) => return NoTrace::NoSuchPod { pod, alike },
+        Err(source) => return NoTrace::NotHere { pod, node, alike, source },
+    };
+    let why = match facts {
+        PodFacts { node: None, .. } => return NoTrace::Unscheduled { pod },
+        PodFacts { node: Some(at), .. } if at != node => return NoTrace::Elsewhere { pod, at, node, alike },
+        PodFacts { host_network: true, .. } => "uses the node's network: it has no egress IP",
+        PodFacts { completed: true, .. } => "has ended",
+        PodFacts { addresses, .. } if addresses.is_empty() => "has no address yet",
+        PodFacts { .. } => "its agent does not know its address yet: see `egress-agent status`",
+    };
+    NoTrace::NoEndpoint { pod, node, why }
+}
+
+/// Pods of this node that have the same name in another namespace: the namespace may be a mistake.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Alike(BTreeSet<String>);
+
+impl Alike {
+    fn of(pod: &PodName, names: &Names) -> Self {
+        let is_alike = |other: &&String| other.split_once('/').is_some_and(|(_, name)| name == pod.name);
+        Self(names.pods.values().filter(is_alike).cloned().collect())
+    }
+}
+
+impl fmt::Display for Alike {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = self.0.iter().map(String::as_str).collect();
+        write!(f, "; pods of this name on this node: {}", names.join(", "))
+    }
 }
 
 impl TraceArgs {
@@ -175,6 +241,54 @@ mod tests {
             ["--to 198.51.100.10 --proto tcp", "--to 198.51.100.10:1 --proto icmp", "--to 1.2.3.4:1 --proto 47"]
         {
             assert!(protocol(arguments).expect_err(arguments).contains("--to ADDRESS"), "{arguments}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_not_here_is_told_from_one_that_does_not_exist() {
+        let pods = ["red/one", "blue/one", "red/two"].map(str::to_owned).into_iter().zip(1..);
+        let pods = pods.map(|(pod, last)| (IpAddr::from([10, 244, 1, last]), pod)).collect();
+        let names = Names { pods, ..Names::default() };
+        let says = |pod: &str, asked| {
+            let pod: PodName = pod.parse().expect("a pod");
+            let alike = Alike::of(&pod, &names);
+            absent(pod, "node1", alike, asked).to_string()
+        };
+        let on = |node: &str| PodFacts { node: Some(node.to_owned()), ..PodFacts::default() };
+        let address = vec![IpAddr::from([10, 244, 1, 9])];
+        for (pod, asked, line) in [
+            (
+                "green/one",
+                Err(PodError::NotFound),
+                "there is no pod green/one; pods of this name on this node: blue/one, red/one",
+            ),
+            ("green/four", Err(PodError::NotFound), "there is no pod green/four"),
+            ("red/four", Ok(on("node2")), "red/four is on node2, and this is node1: a pod is traced on its own node"),
+            ("red/four", Ok(PodFacts::default()), "red/four is on no node yet"),
+            ("red/four", Ok(on("node1")), "red/four is on this node, node1, and has no address yet"),
+            (
+                "red/four",
+                Ok(PodFacts { host_network: true, addresses: address.clone(), ..on("node1") }),
+                "red/four is on this node, node1, and uses the node's network: it has no egress IP",
+            ),
+            (
+                "red/four",
+                Ok(PodFacts { completed: true, ..on("node1") }),
+                "red/four is on this node, node1, and has ended",
+            ),
+            (
+                "red/four",
+                Ok(PodFacts { addresses: address, ..on("node1") }),
+                "red/four is on this node, node1, and its agent does not know its address yet: see `egress-agent status`",
+            ),
+            (
+                "green/two",
+                Err(PodError::Timeout),
+                "green/two is not on this node, node1; pods of this name on this node: red/two; the API server does not say \
+                 whether it is elsewhere (the API server does not answer within 5 s), see `kubectl get pod -A -o wide`",
+            ),
+        ] {
+            assert_eq!(says(pod, asked), line);
         }
     }
 

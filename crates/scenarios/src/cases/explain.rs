@@ -74,9 +74,14 @@ pub(super) fn beside_an_agent(cluster: &mut TestCluster, egress: &str) -> Result
     let there = cluster.lab.node(node(2)?).number.address().v4;
     let text = asked(cluster, &format!("trace --pod red/one --to {there}:80"))?;
     has(&text, &["verdict   marked_node", "of node2"])?;
-    let refused = cluster.agent(1)?.ask(&["trace", "--pod", "red/two", "--to", "198.51.100.10:80"])?;
+    let kubeconfig = cluster.api.node_kubeconfig().display().to_string();
+    let elsewhere = ["trace", "--to", "198.51.100.10:80", "--kubeconfig", &kubeconfig, "--pod"];
+    let refused = cluster.agent(1)?.ask(&[&elsewhere[..], &["red/two"]].concat())?;
     ensure!(refused.status.code() == Some(1), "{}", refused.status);
-    has(&printed(refused), &["red/two is not on this node", "node1"])?;
+    has(&printed(refused), &["red/two is on node2, and this is node1"])?;
+    let refused = cluster.agent(1)?.ask(&[&elsewhere[..], &["blue/one"]].concat())?;
+    ensure!(refused.status.code() == Some(1), "{}", refused.status);
+    has(&printed(refused), &["there is no pod blue/one; pods of this name on this node: red/one"])?;
 
     println!("nat");
     cluster.is_seen_as("one", Some(egress), None)?;
