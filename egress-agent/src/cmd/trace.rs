@@ -1,19 +1,23 @@
 //! `egress-agent trace`: predicts the verdict for a packet of a pod of this node, with the reason, without sending one.
 
 use std::collections::BTreeSet;
-use std::fmt;
+use std::{fmt, io};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+use egress_common::decide::from_overlay::Outer;
 use egress_common::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP};
 use egress_terminal::page::{Severity, complain};
+
+use serde::Serialize;
 
 use crate::cmd::CliError;
 use crate::cmd::page::{Output, PageArgs, names_or_warning};
 use crate::cmd::values::{Destination, PodName, Protocol};
 use egress_core::display_names::Names;
-use egress_datapath::trace::report::TraceReport;
+use egress_datapath::trace::arrival::trace_arrival;
+use egress_datapath::trace::report::{ArrivalReport, TraceReport};
 use egress_datapath::trace::test_packet::TestPacket;
 use egress_datapath::trace::{TraceError, Tracer};
 use egress_kube::admin::{self, PodError, PodFacts};
@@ -48,6 +52,18 @@ pub(super) struct TraceArgs {
         hide_default_value = true
     )]
     length: u16,
+    /// Follow the packet on this node as the gateway: it comes by the overlay from the node with this tunnel endpoint
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_TRACE_FROM_NODE",
+        value_name = "ADDRESS",
+        requires = "egress_id",
+        conflicts_with_all = ["pod", "length", "ttl"]
+    )]
+    from_node: Option<IpAddr>,
+    /// Egress ID of the object that selects the pod, with --from-node
+    #[arg(long, env = "EGRESS_AGENT_TRACE_EGRESS_ID", value_name = "NUMBER", requires = "from_node")]
+    egress_id: Option<u32>,
     /// TTL or hop limit of the packet
     #[arg(long, env = "EGRESS_AGENT_TRACE_TTL", value_name = "HOPS", default_value_t = 64)]
     ttl: u8,
@@ -98,15 +114,26 @@ pub(super) fn run(args: &TraceArgs) -> Result<(), CliError> {
     let names = runtime.block_on(names_or_warning(&args.page.socket));
     let from = runtime.block_on(sender(args, &names))?;
     let probe = args.probe(from)?;
+    if let (Some(node), Some(egress_id)) = (args.from_node, args.egress_id) {
+        let outer = Outer { source: node.into(), egress_id };
+        let arrival = trace_arrival(&args.page.bpffs, &probe, outer).map_err(NoTrace::from)?;
+        let report = ArrivalReport::of(&arrival, &names);
+        return Ok(print(args.page.output, || report.text(), &report)?);
+    }
     let object = egress_datapath::object::embedded().unwrap_or_default();
     let mut tracer = Tracer::new(&args.page.bpffs, object).map_err(NoTrace::from)?;
     let traced = tracer.trace(&probe).map_err(NoTrace::from)?;
     let report = TraceReport::of(&traced, &names);
-    match args.page.output {
-        Output::Table => print!("{}", report.text()),
-        Output::Json => println!("{}", serde_json::to_string_pretty(&report).map_err(std::io::Error::other)?),
-    }
+    print(args.page.output, || report.text(), &report)?;
     if report.agrees { Ok(()) } else { Err(CliError::Disagree) }
+}
+
+fn print(output: Output, text: impl FnOnce() -> String, report: &impl Serialize) -> io::Result<()> {
+    match output {
+        Output::Table => print!("{}", text()),
+        Output::Json => println!("{}", serde_json::to_string_pretty(report)?),
+    }
+    Ok(())
 }
 
 /// The pod's address of the destination's family: from the agent, else from the API server.
@@ -302,6 +329,10 @@ mod tests {
             "--pod a/b --pod-ip 10.0.0.1 --to 198.51.100.10",
             "--pod-ip 10.0.0.1 --to world",
             "--pod-ip 10.0.0.1 --to 198.51.100.10 --proto 256",
+            "--pod-ip 10.0.0.1 --to 198.51.100.10 --from-node 172.18.0.3",
+            "--pod-ip 10.0.0.1 --to 198.51.100.10 --egress-id 7",
+            "--pod a/b --to 198.51.100.10 --from-node 172.18.0.3 --egress-id 7",
+            "--pod-ip 10.0.0.1 --to 198.51.100.10 --from-node 172.18.0.3 --egress-id 7 --ttl 3",
         ] {
             assert!(parse(arguments).is_err(), "{arguments}");
         }

@@ -1,15 +1,18 @@
 //! `egress-agent trace` against the programs: it predicts the verdict of the same packet, its lookups agree, and no map
 //! changes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
+use aya::programs::TcAttachType;
 use egress_common::abi::{
     ABI_VERSION, Direction, HandoverStage, Holder, Lease, NatEntry, OnUnknownPod, Origin, PodEntry, PolicyEntry,
     PolicyEntryKey, PolicySlot, Share, Tuple, Verdict, WhenEmpty,
 };
+use egress_common::decide::from_overlay::Outer;
 use egress_datapath::names::PINNED_MAPS;
+use egress_datapath::trace::arrival::trace_arrival;
 use egress_datapath::trace::test_packet::TestPacket;
 use egress_datapath::trace::{Traced, Tracer};
 use nix::mount::{MsFlags, mount};
@@ -17,9 +20,13 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::cast::{FamilyAddresses, V4, V6, addr};
 use crate::clean_maps::ClearableMap;
-use crate::frames::{SYN, ip, packet};
+use crate::frames::{Body, SYN, ip, packet};
+use crate::from_overlay::{FarEnd, arrives, is, on_devices, wrapped};
 use crate::object::bytes;
 use crate::stage::{FROM_POD, MGMT_MAC, Stage, TO_POD, now_ns, on_stage, on_stage_with};
+
+/// The directory of the pins.
+const ROOT: &str = "/run/egress";
 
 /// Pins the stage's maps as an agent does, on this thread's own BPF file system.
 fn tracer(stage: &Stage) -> Tracer<'static> {
@@ -27,7 +34,7 @@ fn tracer(stage: &Stage) -> Tracer<'static> {
     let none: Option<&str> = None;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("make mounts private");
     mount(Some("bpf"), "/run", Some("bpf"), MsFlags::empty(), none).expect("mount a BPF file system");
-    let root = PathBuf::from("/run/egress");
+    let root = PathBuf::from(ROOT);
     let maps = root.join(format!("v{ABI_VERSION}/maps"));
     std::fs::create_dir_all(&maps).expect("folders");
     std::fs::create_dir_all(root.join(format!("v{ABI_VERSION}/links"))).expect("folders");
@@ -366,5 +373,44 @@ fn a_trace_reports_full_maps() {
         assert_eq!(traced(&mut tracer, &known(40_001)).verdict, Verdict::MapFull);
         stage.turn();
         stage.run_frame(&FROM_POD, &known(40_001).frame(MGMT_MAC), Verdict::MapFull);
+    });
+}
+
+/// The gateway's part of a trace, against the program on the overlay device and real packets.
+#[test]
+fn the_gateway_predicts_what_becomes_of_another_nodes_packet() {
+    on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], |stage, cast| {
+        let wire = FarEnd::of("out0");
+        // Pins the maps.
+        drop(tracer(stage));
+        let remote =
+            |sport, protocol, dport| TestPacket { sport, protocol, ..probe(cast.remote_pod, cast.world, dport) };
+        for (from, id, probe, verdict) in [
+            (V4.other_node, cast.here, remote(4000, 17, 80), Verdict::SnatForNode),
+            (V4.other_node, cast.here, remote(0, 51, 0), Verdict::UnsupportedProtocol),
+            (V4.other_node, cast.away, remote(4000, 17, 80), Verdict::NotGateway),
+            (V4.other_node, cast.here, probe(cast.pod, cast.world, 80), Verdict::ForgedInner),
+            ("172.18.0.77", cast.here, remote(4000, 17, 80), Verdict::ForgedOuter),
+        ] {
+            let before = contents(stage);
+            let outer = Outer { source: addr(from), egress_id: id };
+            let traced = trace_arrival(Path::new(ROOT), &probe, outer).expect("the pins of an agent");
+            assert_eq!(contents(stage), before, "{probe:?}: a trace leaves no trace");
+            assert_eq!(traced.decided.verdicts.first(), Some(&verdict), "{probe:?}");
+            let inner = packet(&probe.from.to_string(), &probe.to.to_string(), probe.sport, probe.dport);
+            let inner = if probe.protocol == 17 { inner } else { inner.body(Body::Other(probe.protocol)) };
+            assert_eq!(arrives(stage, &wire, &wrapped(from, id, &inner)), is(verdict), "{probe:?}");
+            let made = stage.nat.get(&traced.headers.tuple, 0).ok().map(|mapping| mapping.other);
+            let foreseen = traced.decided.mapping.map(|mapping| mapping.other);
+            assert_eq!(made.filter(|_| verdict == Verdict::SnatForNode), foreseen, "{probe:?}");
+        }
+        // The flow of the packet that left has a mapping now.
+        let outer = || Outer { source: addr(V4.other_node), egress_id: cast.here };
+        let traced = trace_arrival(Path::new(ROOT), &remote(4000, 17, 80), outer()).expect("the pins of an agent");
+        assert!(traced.is_known);
+        stage.set_lease(Lease::EXPIRED);
+        let traced = trace_arrival(Path::new(ROOT), &remote(4002, 17, 80), outer()).expect("the pins of an agent");
+        assert_eq!(traced.decided.verdicts, [Verdict::LeaseExpired]);
+        stage.set_lease(Lease::ENDLESS);
     });
 }

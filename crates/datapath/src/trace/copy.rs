@@ -9,6 +9,7 @@ use egress_common::abi::{
     Lease, NatEntry, NodeEntry, Owned, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Share, SlotPlace,
     Tuple,
 };
+use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::policy_of;
 use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
@@ -33,14 +34,29 @@ pub struct CopiedMaps {
 
 impl CopiedMaps {
     pub fn of(pins: &Pins, headers: &Headers) -> io::Result<Self> {
-        let maps = MemoryMaps::empty(config(pins)?);
-        maps.now.set(now_ns()?);
-        // The maps have one clock.
-        let left = lease(pins)?.left_ns(boot_ns()?);
-        let now = maps.now.get();
-        maps.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
+        let maps = empty(pins)?;
         let egress_id = reads(&maps, pins, headers)?;
         let addresses = addresses(&maps, headers, egress_id);
+        Self::with_written(maps, pins, headers, (egress_id, addresses))
+    }
+
+    /// Those that concern a packet of another node's pod, which arrives by the overlay.
+    pub fn of_arrival(pins: &Pins, headers: &Headers, outer: &Outer) -> io::Result<Self> {
+        let maps = empty(pins)?;
+        arrival_reads(&maps, pins, headers, outer)?;
+        let owned = maps.owned.borrow().get(&outer.egress_id).map(|owned| owned.address);
+        let moving = maps.handovers.borrow().get(&outer.egress_id).map(|moving| moving.owned.address);
+        let addresses = owned.into_iter().chain(moving).collect();
+        Self::with_written(maps, pins, headers, (Some(outer.egress_id), addresses))
+    }
+
+    /// Adds the entries of the maps that programs write. The addresses are those that the flow may get here.
+    fn with_written(
+        maps: MemoryMaps,
+        pins: &Pins,
+        headers: &Headers,
+        (egress_id, addresses): (Option<u32>, Vec<Addr>),
+    ) -> io::Result<Self> {
         let tuple = &headers.tuple;
         let inbound = hash::<Tuple, Inbound>(pins, "inbound")?;
         if let Some(entry) = inbound.get(tuple)? {
@@ -129,6 +145,25 @@ fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option
             maps.destinations.borrow_mut().extend(found.map(|found| (key, 128, found)));
         }
     }
+    ownership(maps, pins, egress_id)?;
+    Ok(Some(egress_id))
+}
+
+/// The same of a packet from another node.
+fn arrival_reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers, outer: &Outer) -> io::Result<()> {
+    let (from, to) = (headers.tuple.saddr, headers.tuple.daddr);
+    let pod = hash::<Addr, PodEntry>(pins, "pods")?.get(&to)?;
+    maps.pods.borrow_mut().extend(pod.map(|pod| (to, pod)));
+    let nodes = hash::<Addr, NodeEntry>(pins, "nodes")?;
+    for address in [outer.source, to] {
+        maps.nodes.borrow_mut().extend(nodes.get(&address)?.map(|node| (address, node)));
+    }
+    prefixes(maps, pins, &[from, to])?;
+    ownership(maps, pins, outer.egress_id)
+}
+
+/// What this node holds of a policy, and what is being handed over.
+fn ownership(maps: &MemoryMaps, pins: &Pins, egress_id: u32) -> io::Result<()> {
     let owned = hash::<u32, Owned>(pins, "owned")?.get(&egress_id)?;
     if let Some(owned) = owned {
         maps.put_owned(egress_id, owned);
@@ -141,7 +176,18 @@ fn reads(maps: &MemoryMaps, pins: &Pins, headers: &Headers) -> io::Result<Option
     }
     let moving = hash::<u32, HandoverEntry>(pins, "handovers")?.get(&egress_id)?;
     maps.handovers.borrow_mut().extend(moving.map(|moving| (egress_id, moving)));
-    Ok(Some(egress_id))
+    Ok(())
+}
+
+/// With the configuration, the time and the lease.
+fn empty(pins: &Pins) -> io::Result<MemoryMaps> {
+    let maps = MemoryMaps::empty(config(pins)?);
+    maps.now.set(now_ns()?);
+    // The maps have one clock.
+    let left = lease(pins)?.left_ns(boot_ns()?);
+    let now = maps.now.get();
+    maps.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
+    Ok(maps)
 }
 
 /// A lookup returns the value of the longest prefix but not the prefix, which is found by a walk.

@@ -10,6 +10,7 @@
 //! empty, which matters only in the second after a search that found no port. Full maps are copied as full.
 
 pub mod advice;
+pub mod arrival;
 pub mod copy;
 pub mod prediction;
 pub mod questions;

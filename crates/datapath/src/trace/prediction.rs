@@ -30,7 +30,8 @@ impl Prediction {
 }
 
 /// Possible verdicts of the FIB lookup at the uplink.
-const FIB_VERDICTS: [Verdict; 4] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::MtuAnswered, Verdict::MtuExceeded];
+pub(super) const FIB_VERDICTS: [Verdict; 4] =
+    [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::MtuAnswered, Verdict::MtuExceeded];
 /// The same for the overlay.
 const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::EncapFailed];
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::trace::Traced;
 use crate::trace::advice::advice;
+use crate::trace::arrival::TracedArrival;
 use crate::trace::questions::{LookupLine, line, questions};
 use egress_core::display_names::Names;
 
@@ -49,6 +50,121 @@ pub struct TracedGateway {
     pub why: &'static str,
     /// Translation there or before.
     pub does: String,
+    /// The hop to the gateway, if the packet takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overlay: Option<OverlayHop>,
+}
+
+/// What `trace --from-node` on the gateway needs to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OverlayHop {
+    /// Tunnel endpoints of this node and of the gateway.
+    pub from: IpAddr,
+    pub to: IpAddr,
+    /// The Node object of the gateway, if the agent knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// The address and the port of the packet, which the overlay does not change.
+    pub source: IpAddr,
+    pub source_port: u16,
+}
+
+/// Output of `trace --from-node -o json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ArrivalReport {
+    pub packet: String,
+    /// The sending node and the object, from the tunnel header.
+    pub from_node: String,
+    pub object: String,
+    pub questions: Vec<LookupLine>,
+    /// The decision's verdict, and all that are possible.
+    pub verdict: &'static str,
+    pub class: &'static str,
+    pub meaning: &'static str,
+    pub foreseen: Vec<&'static str>,
+    /// The new node of an address that is being handed over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passed_to: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<TracedSource>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<&'static str>,
+    pub warnings: Vec<String>,
+}
+
+/// What this trace leaves out.
+const NOT_RUN: &str = "the decision alone: the programs are not run, and neither route nor next hop is looked up";
+
+impl ArrivalReport {
+    pub fn of(traced: &TracedArrival, names: &Names) -> Self {
+        let TracedArrival { outer, headers, decided, is_known, is_attached } = traced;
+        // The decision always returns one.
+        let verdict = decided.verdicts.first().copied().unwrap_or(Verdict::BadState);
+        let mut warnings = vec![NOT_RUN.to_owned()];
+        if !is_attached {
+            warnings.push(
+                "the program that receives packets of the overlay is not on its hook: see `egress-agent status`"
+                    .to_owned(),
+            );
+        }
+        let whose = if *is_known { "the egress IP, by the mapping" } else { "the egress IP, by a new mapping" };
+        let source = decided.mapping.filter(|_| verdict == Verdict::SnatForNode).map(|mapping| TracedSource {
+            address: mapping.other.daddr.to_ip(),
+            port: Some(mapping.other.dport()).filter(|port| *port != 0),
+            whose,
+        });
+        Self {
+            packet: line(&headers.tuple),
+            from_node: names.node(outer.source.to_ip()),
+            object: names.object(outer.egress_id),
+            questions: questions(&decided.asked, &headers.tuple, names),
+            verdict: verdict.label(),
+            class: class(verdict),
+            meaning: verdict.describe().trim(),
+            foreseen: labels(&decided.verdicts),
+            passed_to: decided.passed_to.map(|peer| names.node(peer.to_ip())),
+            source,
+            advice: advice(verdict),
+            warnings,
+        }
+    }
+
+    /// Text output.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "packet    {}\nfrom      {}, for {}\n\n{}",
+            self.packet,
+            self.from_node,
+            self.object,
+            lookups(&self.questions)
+        );
+        let _written = writeln!(text, "\nverdict   {} ({}): {}", self.verdict, self.class, self.meaning);
+        if let Some(node) = &self.passed_to {
+            let _written = writeln!(text, "passed on to {node}, which takes the address over");
+        }
+        if let Some(TracedSource { address, port, whose }) = &self.source {
+            let port = port.map_or_else(String::new, |port| format!(" port {port}"));
+            let _written = writeln!(text, "world     sees {address}{port}, {whose}");
+        }
+        if let Some(advice) = self.advice {
+            let _written = writeln!(text, "to do     {advice}");
+        }
+        for warning in &self.warnings {
+            let _written = writeln!(text, "! {warning}");
+        }
+        text
+    }
+}
+
+/// The lines of the questions to the maps.
+fn lookups(questions: &[LookupLine]) -> String {
+    let mut text = String::new();
+    for (number, one) in questions.iter().enumerate() {
+        let entry = one.entry.as_ref().map_or_else(String::new, |entry| format!(": {entry}"));
+        // Writing to a string does not fail.
+        let _written = writeln!(text, "{:>2}. {} {}   [{}{entry}]", number + 1, one.question, one.answer, one.map);
+    }
+    text
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -111,12 +227,7 @@ impl TraceReport {
 
     /// Text output.
     pub fn text(&self) -> String {
-        let mut text = format!("packet    {}\npod       {}\n\n", self.packet, self.pod);
-        for (number, one) in self.questions.iter().enumerate() {
-            let entry = one.entry.as_ref().map_or_else(String::new, |entry| format!(": {entry}"));
-            // Writing to a string does not fail.
-            let _written = writeln!(text, "{:>2}. {} {}   [{}{entry}]", number + 1, one.question, one.answer, one.map);
-        }
+        let mut text = format!("packet    {}\npod       {}\n\n{}", self.packet, self.pod, lookups(&self.questions));
         let _written = writeln!(text, "\nverdict   {} ({}): {}", self.verdict, self.class, self.meaning);
         if let Some(TracedGateway { node, egress_ip, why, does, .. }) = &self.gateway {
             let _written = writeln!(text, "egress IP {egress_ip}, {why}\ngateway   {node}: {does}");
@@ -171,7 +282,15 @@ fn gateway(traced: &Traced, names: &Names) -> Option<TracedGateway> {
             (false, names.node(slot.endpoint.to_ip()), does)
         }
     };
-    Some(TracedGateway { here, node, egress_ip, egress_id, why, does })
+    let hop = || OverlayHop {
+        from: traced.config.self_node.to_ip(),
+        to: slot.endpoint.to_ip(),
+        node: names.nodes.get(&slot.endpoint.to_ip()).cloned(),
+        source: traced.headers.tuple.saddr.to_ip(),
+        source_port: traced.headers.tuple.sport(),
+    };
+    let overlay = (traced.verdict == Verdict::ToGateway && !here).then(hop);
+    Some(TracedGateway { here, node, egress_ip, egress_id, why, does, overlay })
 }
 
 fn here(traced: &Traced) -> String {

@@ -211,7 +211,7 @@ mod tests {
     }
 
     /// Allowed names of values, the unit if there is one. Without a name clap repeats the flag's.
-    const VALUES: [&str; 20] = [
+    const VALUES: [&str; 21] = [
         "ADDRESS",
         "ADDRESS:PORT",
         "ADDRESS[:PORT]",
@@ -228,6 +228,7 @@ mod tests {
         "IMAGE",
         "NAMESPACE/NAME",
         "NODE",
+        "NUMBER",
         "PATH",
         "PERCENT",
         "PORT",
