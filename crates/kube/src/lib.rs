@@ -21,6 +21,7 @@ pub mod cilium;
 pub mod client;
 pub mod convert;
 pub mod crd;
+pub mod drain;
 pub mod egress_router;
 pub mod egress_service;
 pub mod error_text;

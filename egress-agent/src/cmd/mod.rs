@@ -42,6 +42,7 @@ use crate::health::tls::TlsError;
 use egress_datapath::names::DEFAULT_BPFFS;
 use egress_datapath::{self, StartError};
 use egress_kube::client::ClientError;
+use egress_kube::drain::DrainError;
 
 #[derive(Parser)]
 #[command(name = "egress-agent", version, about = "Gives Kubernetes pods a stable source address")]
@@ -158,7 +159,7 @@ pub(crate) enum CliError {
     #[error("the programs and the decision differ, see above")]
     Disagree,
     #[error(transparent)]
-    Drain(#[from] drain::DrainError),
+    Drain(#[from] DrainError),
     #[error(transparent)]
     Migrate(#[from] migrate::MigrateError),
     #[error(transparent)]

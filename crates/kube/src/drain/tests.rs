@@ -46,9 +46,12 @@ fn refusal(code: u16) -> Option<(u16, Value)> {
     Some((code, status))
 }
 
-fn arguments(timeout: u64) -> DrainArgs {
-    DrainArgs { node: "n1".into(), undo: false, timeout, kubeconfig: None }
+fn arguments(timeout: u64) -> DrainRequest {
+    DrainRequest { node: "n1".into(), undo: false, timeout, undo_command: "undo it".into() }
 }
+
+/// For a test that reads no line.
+fn ignored(_: DrainLine) {}
 
 fn writes(requests: &RequestLog) -> usize {
     let requests = requests.lock().expect("not poisoned");
@@ -62,7 +65,7 @@ async fn nothing_is_written_if_something_cannot_be_read() {
     {
         let (client, requests) =
             server(move |_, what| if what.ends_with(path) { refusal(code) } else { cluster(what, false) });
-        let error = drain(client, &arguments(60)).await.expect_err("it is refused");
+        let error = drain(client, &arguments(60), ignored).await.expect_err("it is refused");
         assert_eq!(matches!(error, DrainError::UnknownNode(_)), code == 404, "{error}");
         assert_eq!(writes(&requests), 0, "{path}");
     }
@@ -72,14 +75,27 @@ async fn nothing_is_written_if_something_cannot_be_read() {
 async fn a_cluster_without_the_kind_of_egress_services_is_drained_too() {
     let is_kind = |what: &str| what.ends_with("/egressassignments");
     let (client, _) = server(move |number, what| if is_kind(what) { refusal(404) } else { cluster(what, number > 5) });
-    drain(client, &arguments(60)).await.expect("it is drained");
+    drain(client, &arguments(60), ignored).await.expect("it is drained");
+}
+
+#[tokio::test]
+async fn each_line_is_reported_and_names_the_command_that_undoes_it() {
+    let (client, _) = server(|number, what| cluster(what, number > 5));
+    let lines = std::cell::RefCell::<Vec<_>>::default();
+    drain(client, &arguments(60), |line| lines.borrow_mut().push(line)).await.expect("it is drained");
+    let expected = [
+        "n1 has no egress IPs",
+        "it is marked: its egress IPs move away, also after this command ends, until `undo it`",
+        "n1 is drained: it has no egress IPs, and it gets none until `undo it`",
+    ];
+    assert_eq!(*lines.borrow(), expected.map(|line| DrainLine::Progress(line.to_owned())));
 }
 
 #[tokio::test]
 async fn a_request_that_fails_after_the_mark_is_repeated() {
     // Six requests of the first read, and the mark.
     let (client, requests) = server(|number, what| if number == 7 { refusal(500) } else { cluster(what, number > 5) });
-    drain(client, &arguments(60)).await.expect("it is drained");
+    drain(client, &arguments(60), ignored).await.expect("it is drained");
     assert_eq!(writes(&requests), 1);
 }
 
@@ -89,7 +105,7 @@ async fn the_timeout_holds_if_the_server_stops_answering() {
         let (client, requests) =
             server(move |number, what| (number < silent_from).then(|| cluster(what, true)).flatten());
         let begin = Instant::now();
-        let error = drain(client, &arguments(1)).await.expect_err("it cannot know");
+        let error = drain(client, &arguments(1), ignored).await.expect_err("it cannot know");
         assert!(begin.elapsed() < TIMEOUT_AFTER, "{:?}", begin.elapsed());
         let expected = match silent_from {
             0 => matches!(error, DrainError::Refused(_)),

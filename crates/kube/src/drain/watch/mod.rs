@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::cmd::drain::{DrainError, count};
+use crate::drain::{DrainError, count};
 use egress_core::allocation::Nodes;
 use egress_core::allocation::draining::{hosted, stays};
 use egress_core::model::node::Node;
@@ -145,7 +145,7 @@ impl<'a> DrainWatch<'a> {
         let what = if self.gone.is_empty() { "it has no egress IPs" } else { "no egress IP is served there" };
         Some(match unconfirmed {
             Some(unconfirmed) => Err(unconfirmed),
-            None => Ok(format!("{name} is drained: {what}, and it gets none until `egress-agent drain --undo {name}`")),
+            None => Ok(format!("{name} is drained: {what}")),
         })
     }
 

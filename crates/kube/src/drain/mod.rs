@@ -1,4 +1,5 @@
-//! `egress-agent drain`: moves a node's egress IPs to other nodes by hand-over, and assigns it none until it is undone.
+//! Drain: moves a node's egress IPs to other nodes by hand-over, and assigns it none until it is undone. `egress-agent drain`
+//! and `kubectl egress drain` are this.
 //!
 //! The command sets an annotation on the Node, which the controller obeys, and then watches the addresses ([`watch`]). It
 //! needs an administrator's kubeconfig: the accounts of agents and controllers may change no Node.
@@ -8,17 +9,13 @@
 
 pub mod watch;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use kube::Client;
 
-use crate::cmd::CliError;
-use crate::cmd::drain::watch::{DrainProgress, DrainSnapshot, DrainWatch};
+use crate::admin::{AdminClient, RequestError, RequestTimeouts};
+use crate::drain::watch::{DrainProgress, DrainSnapshot, DrainWatch};
 use egress_core::keys::DRAIN;
-use egress_kube::admin::{AdminClient, RequestError, RequestTimeouts};
-use egress_kube::client;
 
 /// Between two reads.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -28,25 +25,39 @@ const NODES_EVERY: usize = 2;
 const TIMEOUT_BEFORE: Duration = Duration::from_secs(10);
 const TIMEOUT_AFTER: Duration = Duration::from_secs(5);
 
-#[derive(Args, Debug)]
-pub(super) struct DrainArgs {
-    /// Node whose egress IPs move to other nodes
-    #[arg(value_name = "NODE", env = "EGRESS_AGENT_NODE_NAME")]
-    node: String,
-    /// Undo the drain: the node may get egress IPs again; moved addresses stay where they are
-    #[arg(long, env = "EGRESS_AGENT_DRAIN_UNDO")]
-    undo: bool,
-    /// Seconds to wait until all addresses have moved; the drain continues after that; 0: no limit
-    #[arg(long, env = "EGRESS_AGENT_DRAIN_TIMEOUT", default_value_t = 60, value_name = "SECONDS")]
-    timeout: u64,
-    /// Kubeconfig for the API server [default: kubectl's rules, else that of a pod of the cluster]
-    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+#[derive(Clone, Debug)]
+pub struct DrainRequest {
+    /// Node whose egress IPs move to other nodes.
+    pub node: String,
+    /// The node may get egress IPs again.
+    pub undo: bool,
+    /// Seconds to wait; 0: no limit.
+    pub timeout: u64,
+    /// What the user types to undo it.
+    pub undo_command: String,
+}
+
+/// A line of the progress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DrainLine {
+    Progress(String),
+    /// A request failed, and is repeated.
+    Trouble(String),
+}
+
+impl DrainLine {
+    /// Prints it: trouble on standard error.
+    pub fn print(&self) {
+        match self {
+            Self::Progress(line) => println!("{line}"),
+            Self::Trouble(line) => eprintln!("{line}"),
+        }
+    }
 }
 
 /// Why the command ends without a drained node.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DrainError {
+pub enum DrainError {
     #[error("there is no node {0}: kubectl get nodes")]
     UnknownNode(String),
     #[error(transparent)]
@@ -84,16 +95,10 @@ fn staying(left: usize) -> String {
     format!("{} {}", count(left), if left == 1 { "stays and is" } else { "stay and are" })
 }
 
-pub(super) fn run(args: &DrainArgs) -> Result<(), CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let client = client::connect_as_user(args.kubeconfig.as_deref()).await?;
-        Ok(drain(client, args).await?)
-    })
-}
-
-async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
-    let DrainArgs { node, undo, timeout, .. } = args;
+/// Reports each line as soon as it is known.
+pub async fn drain(client: Client, args: &DrainRequest, report: impl Fn(DrainLine)) -> Result<(), DrainError> {
+    let DrainRequest { node, undo, timeout, undo_command } = args;
+    let say = |line: String| report(DrainLine::Progress(line));
     let cluster = AdminClient::new(client);
     // A time that the clock cannot represent is no limit either.
     let until = if *timeout == 0 { None } else { Instant::now().checked_add(Duration::from_secs(*timeout)) };
@@ -101,7 +106,7 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
         (RequestTimeouts { each: TIMEOUT_BEFORE, until }, RequestTimeouts { each: TIMEOUT_AFTER, until });
     if *undo {
         mark(&cluster, node, false, first).await?;
-        println!("{node} may get egress IPs again; nothing moves back by itself");
+        say(format!("{node} may get egress IPs again; nothing moves back by itself"));
         return Ok(());
     }
     let before = read(&cluster, node, true, first).await?;
@@ -110,10 +115,8 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
     }
     mark(&cluster, node, true, later).await?;
     let (mut watch, line) = DrainWatch::start(node, &before.policies, Instant::now());
-    println!("{line}");
-    println!(
-        "it is marked: its egress IPs move away, also after this command ends, until `egress-agent drain --undo {node}`"
-    );
+    say(line);
+    say(format!("it is marked: its egress IPs move away, also after this command ends, until `{undo_command}`"));
     let mut fails = false;
     for number in 0_usize.. {
         let lists = watch.has_any() && number.is_multiple_of(NODES_EVERY);
@@ -123,14 +126,14 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
             Ok(state) => {
                 fails = false;
                 let DrainProgress { lines, end } = watch.update(&state, Instant::now());
-                lines.iter().for_each(|line| println!("{line}"));
+                lines.into_iter().for_each(say);
                 if let Some(end) = end {
-                    return end.map(|drained| println!("{drained}"));
+                    return end.map(|drained| say(format!("{drained}, and it gets none until `{undo_command}`")));
                 }
             }
             Err(error) if !fails => {
                 fails = true;
-                eprintln!("{error}{}", if left.is_zero() { "" } else { "; trying again" });
+                report(DrainLine::Trouble(format!("{error}{}", if left.is_zero() { "" } else { "; trying again" })));
             }
             Err(_) => {}
         }
@@ -140,7 +143,7 @@ async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
         tokio::time::sleep(INTERVAL.min(left)).await;
     }
     let (lines, error) = watch.timed_out(*timeout);
-    lines.iter().for_each(|line| println!("{line}"));
+    lines.into_iter().for_each(say);
     Err(error)
 }
 

@@ -53,7 +53,7 @@ fn play<'a>(
 fn a_node_is_drained_once_it_has_released_everything_and_has_no_open_hand_over() {
     let (lines, end, _) = play(&at("n1"), [released(at("n1")), released(at("n2")), released(at("n2")), at("n2")]);
     assert_eq!(lines, ["n1 has 1 egress IP", "172.18.0.100 (a): moved to n2, after 1.4 s"]);
-    let drained = "n1 is drained: no egress IP is served there, and it gets none until `egress-agent drain --undo n1`";
+    let drained = "n1 is drained: no egress IP is served there";
     assert_eq!(end, Some(Ok(drained.to_owned())));
 }
 
