@@ -23,7 +23,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Set up the eBPF toolchain and build the eBPF object, the agent and the egress router
+    /// Set up the eBPF toolchain and build the eBPF object, the agent, the egress router and the kubectl plugin
     Build(egress_toolchain::BuildArgs),
     /// Make a container image of egress-agent and egress-router: two static binaries on an empty base
     Image(egress_toolchain::ImageArgs),

@@ -49,7 +49,8 @@ pub struct RequestTimeouts {
 }
 
 impl RequestTimeouts {
-    async fn wait<T>(
+    /// The answer to one request.
+    pub async fn wait<T>(
         self,
         what: &'static str,
         request: impl Future<Output = kube::Result<T>>,

@@ -24,6 +24,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 pub enum ClientError {
     #[error("cannot use the kubeconfig {path}: {}; check --kubeconfig", first_line(source), path = path.display())]
     Kubeconfig { path: PathBuf, source: KubeconfigError },
+    #[error("cannot use the context {context}: {}; see `kubectl config get-contexts`", first_line(source))]
+    Context { context: String, source: KubeconfigError },
     #[error("not in a pod of a cluster ({0}); give --kubeconfig")]
     NotInCluster(#[source] InClusterError),
     #[error("no API server is known ({}; {pod}); give --kubeconfig", first_line(source))]
@@ -91,6 +93,14 @@ pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, Client
         Err(source) => Config::incluster().map_err(|pod| ClientError::NotConfigured { source, pod })?,
     };
     Ok(client(config).map_err(ClientError::Setup)?.0)
+}
+
+/// The same, by this context of the kubeconfig instead of its current one.
+pub async fn connect_by_context(kubeconfig: Option<&Path>, context: &str) -> Result<Client, ClientError> {
+    let file = kubeconfig.map_or_else(Kubeconfig::read, Kubeconfig::read_from);
+    let chosen = file.map(|file| Kubeconfig { current_context: Some(context.to_owned()), ..file });
+    let found = read(chosen).await.map_err(|source| ClientError::Context { context: context.to_owned(), source })?;
+    Ok(client(direct(found)?).map_err(ClientError::Setup)?.0)
 }
 
 /// Turns off the library's own retries of 5xx answers, with pauses of minutes: callers here decide when to retry, and must know

@@ -1,4 +1,4 @@
-//! egress-agent, with the eBPF object in it, and egress-router.
+//! egress-agent, with the eBPF object in it, egress-router, and the kubectl plugin.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,17 @@ use super::command::{Progress, cargo, run};
 /// The packages, each with a binary of its name.
 pub(super) const AGENT: &str = "egress-agent";
 pub(super) const ROUTER: &str = "egress-router";
+pub(super) const PLUGIN: &str = "kubectl-egress";
 
-/// Builds both with these arguments of cargo; the folder is where it puts them then.
+/// Builds the plugin, which runs where kubectl runs and is in no image; the folder is where cargo puts it.
+pub(super) fn build_plugin(root: &Path, arguments: &[&str], folder: &Path) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--package", PLUGIN]).env_remove("CARGO_BUILD_TARGET");
+    run(command.args(arguments).current_dir(root)).context("build kubectl-egress")?;
+    Ok(folder.join(PLUGIN))
+}
+
+/// Builds agent and router with these arguments of cargo; the folder is where it puts them then.
 pub(super) fn build(root: &Path, arguments: &[&str], folder: &Path, progress: &Progress) -> Result<[PathBuf; 2]> {
     let binaries = [AGENT, ROUTER].map(|name| folder.join(name));
     if !binaries.iter().all(|binary| binary.exists()) {

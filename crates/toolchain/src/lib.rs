@@ -3,8 +3,8 @@
 //! 1. `compiler` finds a Rust compiler for `bpfel-unknown-none`: one with the sources of `core`, or one with a ready-made `core`;
 //!    else `debian` fetches one into the target folder (`debs`).
 //! 2. `linker` builds bpf-linker against that compiler's libLLVM: another LLVM may misread the bitcode.
-//! 3. `object` builds `egress-ebpf`, `binaries` builds egress-agent, which embeds the object, and egress-router, and `image` makes
-//!    an image of both.
+//! 3. `object` builds `egress-ebpf`, `binaries` builds egress-agent, which embeds the object, egress-router and the kubectl
+//!    plugin, and `image` makes an image of the first two.
 //!
 //! `packages` installs distribution packages for run time (nft, tcpdump, ...); `ovn` unpacks Open vSwitch and OVN for the lab.
 
@@ -34,7 +34,7 @@ pub use paths::Paths;
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct BuildArgs {
-    /// Build egress-agent and egress-router with optimisations
+    /// Build the binaries with optimisations
     #[arg(long)]
     pub release: bool,
     /// Never install a distribution package or a toolchain component: name what is missing and stop
@@ -67,7 +67,10 @@ impl Built {
 pub fn build(args: &BuildArgs) -> Result<()> {
     let progress = Progress::start();
     let built = ensure_built(args, &progress)?;
-    let ready = [&built.agent, &built.router, &built.object].map(|path| path.display().to_string());
+    let paths = Paths::find()?;
+    let arguments: &[&str] = if args.release { &["--release"] } else { &[] };
+    let plugin = binaries::build_plugin(&paths.root, arguments, built.agent.parent().unwrap_or(&paths.target))?;
+    let ready = [&built.agent, &built.router, &plugin, &built.object].map(|path| path.display().to_string());
     progress.step(&format!("ready: {}", ready.join(", ")));
     Ok(())
 }

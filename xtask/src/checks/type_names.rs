@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use regex::Regex;
 
-const FOLDERS: [&str; 6] = ["crates", "egress-agent", "egress-common", "egress-ebpf", "fuzz", "xtask"];
+const FOLDERS: [&str; 7] =
+    ["crates", "egress-agent", "egress-common", "egress-ebpf", "fuzz", "kubectl-egress", "xtask"];
 const EXCEPTIONS: [&str; 3] = [
     // The command line of a binary, as clap's documentation calls it.
     "Cli",

@@ -36,6 +36,7 @@ pub(super) fn pure(paths: &Paths) -> Result<Targets> {
         ("egress-agent", "egress-agent"),
         ("egress-router", "egress-router"),
         ("egress-fuzz", "fuzz"),
+        ("kubectl-egress", "kubectl-egress"),
         ("xtask", "xtask"),
     ];
     let mut targets: Targets = ["--lib", "--bins"].map(str::to_owned).to_vec();

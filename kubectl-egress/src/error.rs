@@ -1,0 +1,49 @@
+//! Why a command failed: one line that says what to do.
+
+use std::net::IpAddr;
+
+use egress_kube::admin::RequestError;
+use egress_kube::client::ClientError;
+use egress_kube::drain::DrainError;
+
+use crate::agents::NoAgent;
+use crate::exec::ExecError;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PluginError {
+    #[error("cannot start: {0}")]
+    Runtime(std::io::Error),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    NoAgent(#[from] NoAgent),
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error(transparent)]
+    Drain(#[from] DrainError),
+    #[error("there is no pod {0}: kubectl get pods -A")]
+    UnknownPod(String),
+    #[error("pod {0} is on no node yet: kubectl describe pod")]
+    Unscheduled(String),
+    #[error("pod {0} uses its node's network: egress IPs are for pods with an address of their own")]
+    HostNetwork(String),
+    #[error("pod {0} has no address yet: kubectl describe pod")]
+    NoPodAddress(String),
+    #[error("no node serves an egress IP: kubectl get egressip")]
+    NoGateways,
+    #[error(
+        "no object has {0} assigned now: kubectl get egressip,ega. An address that has moved to no node, or that an object has lost, \
+         is not found"
+    )]
+    NotAssigned(IpAddr),
+    #[error("the agent on {node} ({pod}) cannot answer: {why}")]
+    Refused { node: String, pod: String, why: String },
+    #[error("the answer of the agent on {node} cannot be read ({source}): is it of another version than this plugin?")]
+    Unreadable { node: String, source: serde_json::Error },
+    #[error("no node has the tunnel endpoint {0}: kubectl get nodes -o wide")]
+    UnknownEndpoint(IpAddr),
+    #[error("cannot write the answer: {0}")]
+    Unwritten(serde_json::Error),
+}
