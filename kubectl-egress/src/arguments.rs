@@ -47,6 +47,8 @@ pub(crate) enum PluginCommand {
     Who(WhoArgs),
     /// Move a node's egress IPs to other nodes, and assign it none
     Drain(DrainCommandArgs),
+    /// Collect status, objects, logs and versions of all nodes into one archive, without secrets
+    Bundle(BundleArgs),
 }
 
 /// Which agent runs the command.
@@ -145,6 +147,16 @@ pub(crate) struct DrainCommandArgs {
     pub(crate) undo: bool,
     /// Seconds to wait until all addresses have moved; the drain continues after that; 0: no limit
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    pub(crate) timeout: u64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BundleArgs {
+    /// Archive to write; it must not exist
+    #[arg(long, value_name = "FILE", default_value = "egress-bundle.tar.gz")]
+    pub(crate) file: PathBuf,
+    /// Seconds after which nodes that have not answered are left out
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub(crate) timeout: u64,
 }
 

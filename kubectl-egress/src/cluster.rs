@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use egress_core::allocation::Nodes;
 use egress_core::model::policy::Policies;
-use egress_kube::admin::{AdminClient, RequestTimeouts};
+use egress_kube::admin::{AdminClient, RequestError, RequestTimeouts};
 use egress_kube::client::{connect_as_user, connect_by_context};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
-use kube::api::{Api, ListParams};
+use kube::api::{Api, ListParams, LogParams, Request};
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::agents::{AgentPod, LABELS, NoAgent};
 use crate::arguments::{ConnectionArgs, PodRef};
@@ -18,6 +21,21 @@ use crate::error::PluginError;
 
 /// Of one request.
 const PATIENCE: RequestTimeouts = RequestTimeouts { each: Duration::from_secs(10), until: None };
+
+/// Objects per list request.
+const PAGE: u32 = 500;
+/// Of each log.
+const LOG_LINES: i64 = 20_000;
+const LOG_BYTES: i64 = 8 << 20;
+
+/// A list, read as it is.
+#[derive(Deserialize)]
+struct RawList {
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Vec<Value>,
+}
 
 pub(crate) struct ClusterApi {
     pub(crate) client: Client,
@@ -95,6 +113,50 @@ impl ClusterApi {
         Ok(found.items.iter().filter_map(PlacedPod::of).filter(|pod| !pod.uses_host_network).collect())
     }
 
+    /// The items of a list, page by page, as the server has them; `None` if the server does not know the path. At most `limit`.
+    pub(crate) async fn raw_list(&self, path: &str, limit: usize) -> Result<Option<Vec<Value>>, PluginError> {
+        let (mut found, mut token) = (Vec::new(), String::new());
+        loop {
+            let mut page = ListParams::default().limit(PAGE);
+            if !token.is_empty() {
+                page = page.continue_token(&token);
+            }
+            let request = Request::new(path).list(&page).map_err(kube::Error::BuildRequest);
+            let answer = async { self.client.request::<RawList>(request?).await };
+            let list = match PATIENCE.wait("list objects", answer).await {
+                Err(RequestError::Answered { source: kube::Error::Api(status), .. }) if status.code == 404 => {
+                    return Ok(None);
+                }
+                list => list?,
+            };
+            found.extend(list.items);
+            token = list.metadata.continue_.unwrap_or_default();
+            if token.is_empty() || found.len() >= limit {
+                found.truncate(limit);
+                return Ok(Some(found));
+            }
+        }
+    }
+
+    /// The log of a container, at its end.
+    pub(crate) async fn log(&self, pod: (&str, &str), container: &str, previous: bool) -> Result<String, PluginError> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), pod.0);
+        let how = LogParams {
+            container: Some(container.to_owned()),
+            previous,
+            tail_lines: Some(LOG_LINES),
+            limit_bytes: Some(LOG_BYTES),
+            timestamps: true,
+            ..LogParams::default()
+        };
+        Ok(PATIENCE.wait("read a log", pods.logs(pod.1, &how)).await?)
+    }
+
+    pub(crate) async fn version(&self) -> Result<String, PluginError> {
+        let version = PATIENCE.wait("ask for the server's version", self.client.apiserver_version()).await?;
+        Ok(version.git_version)
+    }
+
     pub(crate) async fn nodes(&self) -> Result<Nodes, PluginError> {
         Ok(AdminClient::new(self.client.clone()).nodes(PATIENCE).await?)
     }
@@ -126,7 +188,9 @@ pub(crate) mod testing {
         let lists = lists.to_vec();
         let service = tower::service_fn(move |request: Request<Body>| {
             let (status, body) = answer(&lists, request.uri().path(), request.uri().query().unwrap_or_default());
-            async move { Response::builder().status(status).body(Body::from(body.to_string().into_bytes())) }
+            // A log is no JSON.
+            let text = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
+            async move { Response::builder().status(status).body(Body::from(text.into_bytes())) }
         });
         ClusterApi::of(Client::new(service, "default"))
     }
@@ -136,6 +200,17 @@ pub(crate) mod testing {
             let items = lists.iter().find(|(name, _)| *name == kind).and_then(|(_, items)| items.as_array().cloned());
             items.unwrap_or_default()
         };
+        if path == "/version" {
+            let fields =
+                ["major", "minor", "gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler", "platform"];
+            let mut version: Value = fields.map(|field| (field, "")).into_iter().collect();
+            version["gitVersion"] = "v1.32.0".into();
+            return (200, version);
+        }
+        if path.ends_with("/log") {
+            let log = lists.iter().find(|(name, _)| *name == "log").map(|(_, log)| log.clone());
+            return (200, log.unwrap_or_else(|| "".into()));
+        }
         if let Some((namespace, name)) = path.split_once("/namespaces/").and_then(|(_, rest)| rest.split_once("/pods/"))
         {
             let named = |pod: &Value| pod["metadata"]["namespace"] == namespace && pod["metadata"]["name"] == name;

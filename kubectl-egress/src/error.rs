@@ -1,6 +1,7 @@
 //! Why a command failed: one line that says what to do.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use egress_kube::admin::RequestError;
 use egress_kube::client::ClientError;
@@ -44,6 +45,8 @@ pub(crate) enum PluginError {
     Unreadable { node: String, source: serde_json::Error },
     #[error("no node has the tunnel endpoint {0}: kubectl get nodes -o wide")]
     UnknownEndpoint(IpAddr),
+    #[error("cannot write {}: {source}; give another --file", .file.display())]
+    NoArchive { file: PathBuf, source: std::io::Error },
     #[error("cannot write the answer: {0}")]
     Unwritten(serde_json::Error),
 }

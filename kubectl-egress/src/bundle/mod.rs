@@ -1,0 +1,420 @@
+//! `kubectl egress bundle`: one archive for a report, from all nodes.
+//!
+//! Objects and logs come from the API server, the rest from the agents, several at a time. What cannot be collected does not stop
+//! the rest: it is named in the archive's summary and on standard error. Everything passes [`redact`], and Secrets are never
+//! requested.
+
+mod archive;
+mod redact;
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
+
+use crate::agents::{AgentPod, on_node};
+use crate::arguments::BundleArgs;
+use crate::bundle::archive::{BundleArchive, BundleSummary};
+use crate::cluster::ClusterApi;
+use crate::error::PluginError;
+use crate::exec::Exec;
+
+/// Kinds of objects that decide about egress, each with its file. Those of other systems are there where they are served.
+const KINDS: [(&str, &str); 10] = [
+    ("egressips", "/apis/k8s.ovn.org/v1/egressips"),
+    ("egressservices", "/apis/k8s.ovn.org/v1/egressservices"),
+    ("egressassignments", "/apis/egress-agent.io/v1alpha1/egressassignments"),
+    ("egressnodes", "/apis/egress-agent.io/v1alpha1/egressnodes"),
+    ("egressgatewaypolicystatuses", "/apis/egress-agent.io/v1alpha1/egressgatewaypolicystatuses"),
+    ("egresses", "/apis/crd.antrea.io/v1beta1/egresses"),
+    ("externalippools", "/apis/crd.antrea.io/v1beta1/externalippools"),
+    ("ciliumegressgatewaypolicies", "/apis/cilium.io/v2/ciliumegressgatewaypolicies"),
+    ("egressrouters", "/apis/network.operator.openshift.io/v1/egressrouters"),
+    ("nodes", "/api/v1/nodes"),
+];
+/// Kinds in the agents' namespaces.
+const OF_NAMESPACE: [(&str, &str, &str); 5] = [
+    ("pods", "/api/v1", "pods"),
+    ("configmaps", "/api/v1", "configmaps"),
+    ("daemonsets", "/apis/apps/v1", "daemonsets"),
+    ("deployments", "/apis/apps/v1", "deployments"),
+    ("leases", "/apis/coordination.k8s.io/v1", "leases"),
+];
+/// Events about kinds of cluster scope are in the namespace `default`.
+const EVENTS: &str = "/api/v1/events";
+/// Kinds whose events are kept, and the prefix of names of kinds that are too.
+const EVENT_KINDS: [&str; 2] = ["Node", "ExternalIPPool"];
+const EVENT_PREFIXES: [&str; 2] = ["Egress", "CiliumEgress"];
+/// Most objects of one kind.
+const OBJECTS: usize = 10_000;
+/// What is asked of each agent, with the file.
+const QUESTIONS: [(&str, &[&str]); 3] = [
+    ("status.json", &["status", "--output", "json"]),
+    ("nat-count.json", &["nat", "count", "--output", "json"]),
+    ("drops.json", &["drops", "--output", "json"]),
+];
+/// Nodes, or logs, at the same time.
+const AT_ONCE: usize = 8;
+
+/// Something collected, or the reason why it is missing.
+struct Collected {
+    name: String,
+    content: Result<Vec<u8>, String>,
+}
+
+pub(crate) async fn run(args: &BundleArgs, cluster: &ClusterApi, exec: &impl Exec) -> Result<ExitCode, PluginError> {
+    let unwritten = |source| PluginError::NoArchive { file: args.file.clone(), source };
+    // Others on this machine are not to read it.
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.file).map_err(unwritten)?;
+    let until = Instant::now() + Duration::from_secs(args.timeout);
+    let (_, summary) = collect(BundleArchive::new(file), cluster, exec, until).await.map_err(unwritten)?;
+    println!("wrote {}", args.file.display());
+    for (what, why) in &summary.missing {
+        eprintln!("missing: {what}: {why}");
+    }
+    for name in &summary.cut {
+        eprintln!("cut at the limit: {name}");
+    }
+    let is_whole = summary.missing.is_empty() && summary.cut.is_empty();
+    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Fails if the archive cannot be written, and only then.
+async fn collect<W: Write>(
+    mut archive: BundleArchive<W>,
+    cluster: &ClusterApi,
+    exec: &impl Exec,
+    until: Instant,
+) -> io::Result<(W, BundleSummary)> {
+    match cluster.version().await {
+        Ok(version) => archive.summary.kubernetes_version = Some(version),
+        Err(error) => archive.miss("version of Kubernetes", error.to_string()),
+    }
+    let agents = cluster.agents().await.unwrap_or_else(|error| {
+        archive.miss("agents", error.to_string());
+        Vec::new()
+    });
+    let nodes = objects(&mut archive, cluster).await?;
+    let namespaces: BTreeSet<&str> = agents.iter().map(|agent| agent.namespace.as_str()).collect();
+    let mut pods = Vec::new();
+    for namespace in &namespaces {
+        pods.extend(of_namespace(&mut archive, cluster, namespace).await?);
+    }
+    events(&mut archive, cluster, &namespaces).await?;
+
+    let (asked, unreachable) = askable(&agents, nodes);
+    for (node, why) in unreachable {
+        archive.miss(format!("nodes/{node}"), why);
+    }
+    let questions = asked.iter().flat_map(|agent| QUESTIONS.iter().map(move |question| (*agent, question)));
+    let answers = questions.map(|(agent, (file, line))| question(exec, agent, file, line));
+    let expected = asked.iter().flat_map(|agent| QUESTIONS.map(|(file, _)| format!("nodes/{}/{file}", agent.node)));
+    add_all(&mut archive, answers, expected.collect(), until).await?;
+
+    let logs = containers(&pods);
+    let expected = logs.iter().map(ContainerLog::name).collect();
+    add_all(&mut archive, logs.iter().map(|log| log.read(cluster)), expected, until).await?;
+    archive.finish()
+}
+
+/// Adds what arrives until the deadline, and names the rest.
+async fn add_all<W: Write, F: Future<Output = Collected>>(
+    archive: &mut BundleArchive<W>,
+    parts: impl Iterator<Item = F>,
+    mut expected: BTreeSet<String>,
+    until: Instant,
+) -> io::Result<()> {
+    let mut parts = stream::iter(parts).buffer_unordered(AT_ONCE);
+    while let Ok(Some(Collected { name, content })) = timeout_at(until, parts.next()).await {
+        expected.remove(&name);
+        match content {
+            Ok(content) => {
+                note_version(&mut archive.summary, &name, &content);
+                archive.add(&name, &content)?;
+            }
+            Err(why) => archive.miss(name, why),
+        }
+    }
+    for name in expected {
+        archive.miss(name, "not read before --timeout");
+    }
+    Ok(())
+}
+
+/// The version that a status names.
+fn note_version(summary: &mut BundleSummary, name: &str, content: &[u8]) {
+    let node = name.strip_prefix("nodes/").and_then(|name| name.strip_suffix("/status.json"));
+    let Some(node) = node else { return };
+    let status: Option<Value> = serde_json::from_slice(content).ok();
+    let version = status.as_ref().and_then(|status| status["agent"]["version"].as_str());
+    summary.agent_versions.extend(version.map(|version| (node.to_owned(), version.to_owned())));
+}
+
+/// Adds all objects of [`KINDS`]; returns the names of the nodes.
+async fn objects<W: Write>(archive: &mut BundleArchive<W>, cluster: &ClusterApi) -> io::Result<Vec<String>> {
+    let mut nodes = Vec::new();
+    for (name, path) in KINDS {
+        let Some(items) = list(archive, cluster, name, path).await? else { continue };
+        if name == "nodes" {
+            nodes = items.iter().filter_map(|node| Some(node["metadata"]["name"].as_str()?.to_owned())).collect();
+        }
+        add_objects(archive, &format!("objects/{name}.json"), items)?;
+    }
+    Ok(nodes)
+}
+
+/// Adds the objects of a namespace of agents; returns its pods.
+async fn of_namespace<W: Write>(
+    archive: &mut BundleArchive<W>,
+    cluster: &ClusterApi,
+    namespace: &str,
+) -> io::Result<Vec<Value>> {
+    let mut pods = Vec::new();
+    for (kind, api, plural) in OF_NAMESPACE {
+        let name = format!("{namespace}/{kind}");
+        let path = format!("{api}/namespaces/{namespace}/{plural}");
+        let Some(items) = list(archive, cluster, &name, &path).await? else { continue };
+        if kind == "pods" {
+            pods.clone_from(&items);
+        }
+        add_objects(archive, &format!("objects/{name}.json"), items)?;
+    }
+    Ok(pods)
+}
+
+async fn events<W: Write>(
+    archive: &mut BundleArchive<W>,
+    cluster: &ClusterApi,
+    namespaces: &BTreeSet<&str>,
+) -> io::Result<()> {
+    let Some(mut items) = list(archive, cluster, "events", EVENTS).await? else { return Ok(()) };
+    items.retain(|event| is_wanted(event, namespaces));
+    add_objects(archive, "objects/events.json", items)
+}
+
+/// Events about our objects, nodes, and everything in the agents' namespaces.
+fn is_wanted(event: &Value, namespaces: &BTreeSet<&str>) -> bool {
+    let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
+    let kind = event["involvedObject"]["kind"].as_str().unwrap_or_default();
+    namespaces.contains(namespace)
+        || EVENT_KINDS.contains(&kind)
+        || EVENT_PREFIXES.iter().any(|prefix| kind.starts_with(prefix))
+}
+
+/// `None` if the server does not serve the kind, or refuses it, which the summary then says.
+async fn list<W: Write>(
+    archive: &mut BundleArchive<W>,
+    cluster: &ClusterApi,
+    name: &str,
+    path: &str,
+) -> io::Result<Option<Vec<Value>>> {
+    match cluster.raw_list(path, OBJECTS).await {
+        Ok(items) => {
+            if items.as_ref().is_some_and(|items| items.len() == OBJECTS) {
+                archive.summary.cut.push(name.to_owned());
+            }
+            Ok(items)
+        }
+        Err(error) => {
+            archive.miss(format!("objects/{name}.json"), error.to_string());
+            Ok(None)
+        }
+    }
+}
+
+fn add_objects<W: Write>(archive: &mut BundleArchive<W>, name: &str, mut items: Vec<Value>) -> io::Result<()> {
+    items.iter_mut().for_each(redact::object);
+    archive.add(name, &serde_json::to_vec_pretty(&items)?)
+}
+
+/// The agents that can be asked, and the nodes whose agent cannot.
+fn askable(agents: &[AgentPod], nodes: Vec<String>) -> (Vec<&AgentPod>, Vec<(String, String)>) {
+    let names: BTreeSet<String> = nodes.into_iter().chain(agents.iter().map(|agent| agent.node.clone())).collect();
+    let (mut asked, mut unreachable) = (Vec::new(), Vec::new());
+    for node in names {
+        match on_node(agents, &node) {
+            Ok(agent) => asked.push(agent),
+            Err(error) => unreachable.push((node, error.to_string())),
+        }
+    }
+    (asked, unreachable)
+}
+
+async fn question(exec: &impl Exec, agent: &AgentPod, file: &str, line: &[&str]) -> Collected {
+    let name = format!("nodes/{}/{file}", agent.node);
+    let line: Vec<String> = line.iter().map(|word| (*word).to_owned()).collect();
+    let content = match exec.collected(agent, &line).await {
+        Ok(finished) if finished.code == 0 => Ok(redacted(&finished.stdout)),
+        Ok(finished) => Err(finished.complaint()),
+        Err(error) => Err(error.to_string()),
+    };
+    Collected { name, content }
+}
+
+/// One document, or one for each line, as `drops` prints them.
+fn redacted(printed: &[u8]) -> Vec<u8> {
+    let mut documents = Vec::new();
+    for document in serde_json::Deserializer::from_slice(printed).into_iter::<Value>() {
+        let Ok(mut document) = document else { return redact::log(&String::from_utf8_lossy(printed)).into_bytes() };
+        redact::object(&mut document);
+        documents.push(document.to_string());
+    }
+    documents.join("\n").into_bytes()
+}
+
+/// One log of a container.
+#[derive(Debug, PartialEq, Eq)]
+struct ContainerLog {
+    namespace: String,
+    pod: String,
+    container: String,
+    /// Of the container's last run before this one.
+    previous: bool,
+}
+
+impl ContainerLog {
+    fn name(&self) -> String {
+        let Self { namespace, pod, container, previous } = self;
+        format!("logs/{namespace}/{pod}.{container}{}.log", if *previous { ".previous" } else { "" })
+    }
+
+    async fn read(&self, cluster: &ClusterApi) -> Collected {
+        let read = cluster.log((&self.namespace, &self.pod), &self.container, self.previous).await;
+        let content = read.map(|log| redact::log(&log).into_bytes()).map_err(|error| error.to_string());
+        Collected { name: self.name(), content }
+    }
+}
+
+/// The logs of all pods: of containers that have restarted the previous one too.
+fn containers(pods: &[Value]) -> Vec<ContainerLog> {
+    let mut logs = Vec::new();
+    for pod in pods {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (namespace, name) = (text(&pod["metadata"]["namespace"]), text(&pod["metadata"]["name"]));
+        for status in pod["status"]["containerStatuses"].as_array().into_iter().flatten() {
+            let log = |previous| ContainerLog {
+                namespace: namespace.clone(),
+                pod: name.clone(),
+                container: text(&status["name"]),
+                previous,
+            };
+            logs.push(log(false));
+            if status["restartCount"].as_u64().unwrap_or_default() > 0 {
+                logs.push(log(true));
+            }
+        }
+    }
+    logs
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::bundle::archive::tests::files;
+    use crate::cluster::testing::{agent, cluster, egress_ip};
+    use crate::exec::testing::PlayedExec;
+    use crate::exec::{ExecError, Finished};
+
+    fn lists() -> Vec<(&'static str, Value)> {
+        let mut first = agent("n1");
+        first["spec"]["containers"] = json!([{"name": "agent", "env": [{"name": "SOME_TOKEN", "value": "hunter2"}, {"name": "B", "value": "kept"}]}]);
+        first["status"]["containerStatuses"] = json!([{
+            "name": "agent", "image": "", "imageID": "", "ready": true, "restartCount": 1, "state": {"running": {}},
+        }]);
+        let mut crashing = agent("n2");
+        crashing["status"]["phase"] = json!("Failed");
+        let nodes = ["n1", "n2", "n3"].map(|name| json!({"metadata": {"name": name}}));
+        let event = |namespace, kind| json!({"metadata": {"namespace": namespace}, "involvedObject": {"kind": kind}});
+        vec![
+            ("pods", json!([first, crashing])),
+            ("nodes", json!(nodes)),
+            ("egressips", json!([egress_ip("first", "172.18.0.100", "n1")])),
+            ("secrets", json!([{"metadata": {"name": "s"}, "data": {"x": "hunter2"}}])),
+            (
+                "configmaps",
+                json!([{"metadata": {"name": "c"}, "data": {"agent.conf": "a=b", "k": "users:\nkind: Config\n"}}]),
+            ),
+            ("events", json!([event("default", "EgressIP"), event("red", "Pod"), event("egress-agent", "Pod")])),
+            ("log", json!("started\npassword=hunter2\n")),
+        ]
+    }
+
+    /// No agent answers.
+    struct SilentExec;
+
+    impl Exec for SilentExec {
+        async fn collected(&self, _: &AgentPod, _: &[String]) -> Result<Finished, ExecError> {
+            std::future::pending().await
+        }
+
+        async fn streamed(&self, _: &AgentPod, _: &[String]) -> Result<u8, ExecError> {
+            std::future::pending().await
+        }
+    }
+
+    async fn bundle(exec: &impl Exec, left: Duration) -> (std::collections::BTreeMap<String, String>, BundleSummary) {
+        let cluster = cluster(&lists());
+        let collected = collect(BundleArchive::new(Vec::new()), &cluster, exec, Instant::now() + left).await;
+        let (bytes, summary) = collected.expect("it is written to memory");
+        (files(&bytes), summary)
+    }
+
+    #[tokio::test]
+    async fn it_has_all_nodes_that_answer_and_names_the_others() {
+        let exec = PlayedExec::new(|_, line| match line {
+            "nat count --output json" => {
+                Finished { code: 1, stderr: b"error: no pins\n".to_vec(), ..Finished::default() }
+            }
+            "drops --output json" => {
+                Finished { stdout: b"{\"a\": 1}\n{\"token\": \"x\"}\n".to_vec(), ..Finished::default() }
+            }
+            _ => Finished { stdout: br#"{"agent": {"version": "0.1.0"}}"#.to_vec(), ..Finished::default() },
+        });
+        let (files, summary) = bundle(&exec, Duration::from_secs(60)).await;
+        for name in [
+            "objects/egressips.json",
+            "objects/egress-agent/pods.json",
+            "nodes/n1/status.json",
+            "nodes/n1/drops.json",
+            "logs/egress-agent/agent-n1.agent.log",
+            "logs/egress-agent/agent-n1.agent.previous.log",
+            "summary.json",
+        ] {
+            assert!(files.contains_key(name), "{name}: {:?}", files.keys());
+        }
+        assert_eq!(files["nodes/n1/drops.json"], "{\"a\":1}\n{\"token\":\"REDACTED\"}");
+        assert_eq!(summary.agent_versions["n1"], "0.1.0");
+        assert_eq!(summary.missing["nodes/n1/nat-count.json"], "no pins");
+        assert!(summary.missing["nodes/n2"].contains("its pod is Failed"), "{:?}", summary.missing);
+        assert!(summary.missing["nodes/n3"].contains("no agent is on node n3"), "{:?}", summary.missing);
+        let events: Vec<Value> = serde_json::from_str(&files["objects/events.json"]).expect("JSON");
+        assert_eq!(events.len(), 2, "not that of a pod elsewhere");
+    }
+
+    /// The Secret has the same word as the variable and the log.
+    #[tokio::test]
+    async fn no_credential_is_in_it() {
+        let exec = PlayedExec::new(|_, _| Finished { stdout: b"{}".to_vec(), ..Finished::default() });
+        let (files, _) = bundle(&exec, Duration::from_secs(60)).await;
+        for (name, text) in &files {
+            assert!(!text.contains("hunter2") && !text.contains("kind: Config"), "{name}: {text}");
+        }
+        assert!(files["objects/egress-agent/pods.json"].contains("kept"));
+        assert!(!files.keys().any(|name| name.contains("secret")), "{:?}", files.keys());
+    }
+
+    #[tokio::test]
+    async fn what_is_not_read_in_time_is_named() {
+        let (files, summary) = bundle(&SilentExec, Duration::from_millis(50)).await;
+        assert!(files.contains_key("objects/nodes.json"));
+        assert_eq!(summary.missing["nodes/n1/status.json"], "not read before --timeout");
+    }
+}
