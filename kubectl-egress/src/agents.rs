@@ -13,6 +13,8 @@ pub(crate) struct AgentPod {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) node: String,
+    /// Of the agent's container.
+    pub(crate) image: Option<String>,
     /// Why no command can run in it, if so.
     pub(crate) obstacle: Option<String>,
 }
@@ -42,9 +44,14 @@ impl AgentPod {
             namespace: pod.namespace().unwrap_or_default(),
             name: pod.name_any(),
             node,
+            image: image(pod),
             obstacle: obstacle(pod),
         })
     }
+}
+
+fn image(pod: &Pod) -> Option<String> {
+    pod.spec.as_ref()?.containers.iter().find(|one| one.name == CONTAINER)?.image.clone()
 }
 
 fn obstacle(pod: &Pod) -> Option<String> {

@@ -47,6 +47,8 @@ pub(crate) enum PluginCommand {
     Who(WhoArgs),
     /// Move a node's egress IPs to other nodes, and assign it none
     Drain(DrainCommandArgs),
+    /// Start two pods that connect to a target, say what works, and remove them
+    Check(CheckArgs),
     /// Collect status, objects, logs and versions of all nodes into one archive, without secrets
     Bundle(BundleArgs),
 }
@@ -148,6 +150,33 @@ pub(crate) struct DrainCommandArgs {
     /// Seconds to wait until all addresses have moved; the drain continues after that; 0: no limit
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub(crate) timeout: u64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// Destination outside of the cluster that accepts TCP connections; for IPv6 [ADDRESS]:PORT
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) target: SocketAddr,
+    /// EgressIP that is to select one of the pods
+    #[arg(long, value_name = "NAME")]
+    pub(crate) object: String,
+    /// Labels of the pod that the object selects, with commas between them [default: the matchLabels of its podSelector]
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Ask the target by HTTP; an address in its answer is taken as the source that it sees
+    #[arg(long)]
+    pub(crate) http: bool,
+    /// Image of the pods, with egress-agent in it [default: that of the agents]
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) image: Option<String>,
+    /// Seconds until the pods must have ended (5 to 3600)
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    pub(crate) timeout: u64,
+}
+
+fn label(text: &str) -> Result<(String, String), &'static str> {
+    let pair = text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or("it must be KEY=VALUE")?;
+    Ok((pair.0.to_owned(), pair.1.to_owned()))
 }
 
 #[derive(Args, Debug)]

@@ -20,7 +20,7 @@ use crate::arguments::{ConnectionArgs, PodRef};
 use crate::error::PluginError;
 
 /// Of one request.
-const PATIENCE: RequestTimeouts = RequestTimeouts { each: Duration::from_secs(10), until: None };
+pub(crate) const PATIENCE: RequestTimeouts = RequestTimeouts { each: Duration::from_secs(10), until: None };
 
 /// Objects per list request.
 const PAGE: u32 = 500;
@@ -96,8 +96,7 @@ impl ClusterApi {
     }
 
     pub(crate) async fn pod(&self, pod: &PodRef) -> Result<PlacedPod, PluginError> {
-        let namespace = pod.namespace.as_deref().or(self.namespace.as_deref());
-        let namespace = namespace.unwrap_or_else(|| self.client.default_namespace());
+        let namespace = pod.namespace.as_deref().unwrap_or_else(|| self.namespace());
         let full_name = format!("{namespace}/{}", pod.name);
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let found = PATIENCE.wait("get the pod", pods.get_opt(&pod.name)).await?;
@@ -111,6 +110,11 @@ impl ClusterApi {
         let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = PATIENCE.wait("list the pods of a node", pods.list(&there)).await?;
         Ok(found.items.iter().filter_map(PlacedPod::of).filter(|pod| !pod.uses_host_network).collect())
+    }
+
+    /// The namespace of pods that are named without one.
+    pub(crate) fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or_else(|| self.client.default_namespace())
     }
 
     /// The items of a list, page by page, as the server has them; `None` if the server does not know the path. At most `limit`.

@@ -45,6 +45,21 @@ pub(crate) enum PluginError {
     Unreadable { node: String, source: serde_json::Error },
     #[error("no node has the tunnel endpoint {0}: kubectl get nodes -o wide")]
     UnknownEndpoint(IpAddr),
+    #[error("there is no EgressIP {0}: kubectl get egressip")]
+    NoObject(String),
+    #[error(
+        "EgressIP {object} does not select a pod of namespace {namespace} with {labels}: give a namespace by -n and labels by --labels \
+         that it selects, see `kubectl get egressip {object} -o yaml`"
+    )]
+    NotSelected { object: String, namespace: String, labels: String },
+    #[error("the agents' pods name no image: give --image, of egress-agent")]
+    NoImage,
+    #[error("interrupted; the pods of the check are removed")]
+    Interrupted,
+    #[error(
+        "pods of the check are left in namespace {namespace} ({why}): kubectl -n {namespace} delete pod -l {selector}"
+    )]
+    NotRemoved { namespace: String, why: String, selector: &'static str },
     #[error("cannot write {}: {source}; give another --file", .file.display())]
     NoArchive { file: PathBuf, source: std::io::Error },
     #[error("cannot write the answer: {0}")]

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn agent() -> AgentPod {
-        AgentPod { namespace: "ns".into(), name: "agent-x".into(), node: "n1".into(), obstacle: None }
+        AgentPod { namespace: "ns".into(), name: "agent-x".into(), node: "n1".into(), image: None, obstacle: None }
     }
 
     #[test]

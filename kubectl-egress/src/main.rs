@@ -7,6 +7,7 @@
 mod agents;
 mod arguments;
 mod bundle;
+mod check;
 mod cluster;
 mod drain;
 mod error;
@@ -49,6 +50,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, PluginError> {
         PluginCommand::Trace(args) => trace::run(args, &cluster, &exec).await,
         PluginCommand::Who(args) => who::run(args, &cluster, &exec).await,
         PluginCommand::Drain(args) => drain::run(args, &cluster).await,
+        PluginCommand::Check(args) => check::run(args, &cluster).await,
         PluginCommand::Bundle(args) => bundle::run(args, &cluster, &exec).await,
     }
 }

@@ -34,7 +34,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    fn is_not_found(&self) -> bool {
+    pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Answered { source: Error::Api(status), .. } if status.code == 404)
     }
 }

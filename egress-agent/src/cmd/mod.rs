@@ -4,6 +4,7 @@ pub mod cleanup;
 pub mod cni;
 pub mod codegen;
 pub mod completion;
+pub mod connect;
 pub mod controller;
 #[cfg(test)]
 mod documents;
@@ -28,6 +29,7 @@ use egress_supervise::Task;
 use egress_terminal::help;
 use egress_terminal::page::{Severity, complain};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
@@ -69,6 +71,8 @@ enum Command {
     LogLevel(log_level::LogLevelArgs),
     /// Move a node's egress IPs to other nodes, and assign it none
     Drain(drain::DrainArgs),
+    /// Make one TCP connection and print what came of it; `kubectl egress check` runs this in a pod
+    Connect(connect::ConnectArgs),
     /// Convert the objects of another system, and say what changes
     Migrate(migrate::MigrateArgs),
     /// Remove every trace of the agent from this node's kernel
@@ -160,6 +164,8 @@ pub(crate) enum CliError {
     Disagree,
     #[error(transparent)]
     Drain(#[from] DrainError),
+    #[error("{to}: {why}")]
+    NotConnected { to: SocketAddr, why: String },
     #[error(transparent)]
     Migrate(#[from] migrate::MigrateError),
     #[error(transparent)]
@@ -216,6 +222,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
         Command::Drops(args) => drops::run(&args)?,
         Command::LogLevel(args) => log_level::run(&args)?,
         Command::Drain(args) => drain::run(&args)?,
+        Command::Connect(args) => connect::run(&args)?,
         Command::Migrate(args) => migrate::run(&args)?,
         Command::Cleanup(args) => cleanup::run(&args)?,
         // A runtime expects errors in the format of its protocol.
