@@ -15,6 +15,9 @@ pub struct Names {
     pub objects: BTreeMap<u32, String>,
     /// Nodes by their tunnel endpoint.
     pub nodes: BTreeMap<IpAddr, String>,
+    /// The egress IDs of egress IPs: a gateway knows the object of a packet by them, and not by the pod of another node.
+    #[serde(default)]
+    pub egress_ips: BTreeMap<IpAddr, u32>,
 }
 
 impl Names {

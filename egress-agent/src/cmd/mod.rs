@@ -160,6 +160,8 @@ pub(crate) enum CliError {
     Ask(#[from] AskError),
     #[error(transparent)]
     NoMappings(#[from] nat::NoMappings),
+    #[error(transparent)]
+    NoDrops(#[from] drops::NoDrops),
     #[error("the programs and the decision differ, see above")]
     Disagree,
     #[error(transparent)]

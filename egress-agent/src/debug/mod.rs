@@ -26,7 +26,7 @@ use egress_core::model::view::Attach;
 use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
 pub use egress_core::notes::Notes;
 use egress_core::ownership::lease::LeaseState;
-use egress_datapath::events::drops::Drops;
+use egress_datapath::events::drops::{DropFilter, Drops};
 use egress_datapath::loader::pinned;
 use egress_datapath::survey::report::{Gateway, Kernel, PolicyReport};
 use egress_kube::api_outage::ApiOutages;
@@ -38,12 +38,12 @@ pub enum Request {
     Status,
     /// The names of pods, objects and nodes.
     Names,
-    /// Sampled drops, one line each (`drops::DropLine`): the recent ones, and with `follow` new ones; with `reason` only
-    /// those.
+    /// Sampled drops, one line each (`drops::DropLine`): the recent ones, and with `follow` new ones; with a filter only
+    /// those that it takes.
     Drops {
         follow: bool,
-        #[serde(default)]
-        reason: Option<String>,
+        #[serde(flatten)]
+        filter: DropFilter,
     },
     /// The log's filter, after a change to `set` if that is given.
     LogLevel {

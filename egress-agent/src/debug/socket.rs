@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use crate::debug::log::LogLevel;
 use crate::debug::{Answer, Request, Sources};
 use egress_core::display_names::Names;
-use egress_datapath::events::drops::DropLine;
+use egress_datapath::events::drops::{DropFilter, DropLine};
 
 /// Longest request (bytes).
 const QUESTION: u64 = 4096;
@@ -84,8 +84,8 @@ async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
     timeout(TIMEOUT, BufReader::new((&mut reader).take(QUESTION)).read_line(&mut question)).await??;
     let answer = match serde_json::from_str(&question) {
         Ok(Request::Status) => in_time(sources.status(), |status| Answer::Status(Box::new(status))).await,
-        Ok(Request::Drops { follow, reason }) => {
-            return sources.questions.drops.stream((follow, reason.as_deref()), reader, writer).await;
+        Ok(Request::Drops { follow, filter }) => {
+            return sources.questions.drops.stream((follow, &filter), reader, writer).await;
         }
         Ok(Request::LogLevel { set }) => log_level(&sources.questions.log, set),
         Ok(Request::Attach(attach)) => in_time(sources.attach(attach), |refused| Answer::Attached { refused }).await,
@@ -147,13 +147,13 @@ impl AskError {
 /// Shows sampled drops until the agent ends, or all remembered ones are shown. An error of `show` ends it too.
 pub async fn drops(
     path: &Path,
-    (follow, reason): (bool, Option<String>),
+    (follow, filter): (bool, DropFilter),
     mut show: impl AsyncFnMut(DropLine) -> io::Result<()>,
 ) -> Result<(), AskError> {
     let refused = |error| AskError::of(path, error);
     let mut stream = UnixStream::connect(path).await.map_err(refused)?;
     let (reader, mut writer) = stream.split();
-    writer.write_all(&question(&Request::Drops { follow, reason }).map_err(refused)?).await.map_err(refused)?;
+    writer.write_all(&question(&Request::Drops { follow, filter }).map_err(refused)?).await.map_err(refused)?;
     let mut lines = BufReader::new(reader).lines();
     // A stopped agent sends nothing, and one without drops closes the connection, so the first line needs a timeout.
     let mut timeout_of_first = (!follow).then_some(TIMEOUT);

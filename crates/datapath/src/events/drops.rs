@@ -5,13 +5,13 @@
 //! agent does not wait for it. The counters have the exact numbers.
 //!
 //! Unsolicited packets to an egress IP are dropped in large numbers (`no_nat_entry`). So that they do not hide other drops, the
-//! remembered samples are shared among the reasons, and a follower of one reason gets only that one, before the rate limit. The
+//! remembered samples are shared among the reasons, and a follower with a filter gets only what it asks for, before the rate limit. The
 //! programs sample before that: a rare reason among thousands of others may be missing.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -41,6 +41,39 @@ pub struct Sample {
     pub source: SocketAddr,
     pub destination: SocketAddr,
     pub protocol: u8,
+}
+
+/// The drops that a follower asks for; by default all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropFilter {
+    /// Label of the verdict.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Of each set, one end of the packet has an address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ends: Vec<BTreeSet<IpAddr>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<ObjectFilter>,
+}
+
+/// The packets of an object: of a pod of this node that it selects, or with one of its egress IPs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectFilter {
+    pub egress_ids: BTreeSet<u32>,
+    pub egress_ips: BTreeSet<IpAddr>,
+}
+
+impl DropFilter {
+    pub fn takes(&self, sample: &Sample) -> bool {
+        let has_end = |addresses: &BTreeSet<IpAddr>| {
+            [sample.source, sample.destination].iter().any(|end| addresses.contains(&end.ip()))
+        };
+        let is_of =
+            |object: &ObjectFilter| object.egress_ids.contains(&sample.egress_id) || has_end(&object.egress_ips);
+        self.reason.as_deref().is_none_or(|reason| reason == sample.reason)
+            && self.ends.iter().all(has_end)
+            && self.object.as_ref().is_none_or(is_of)
+    }
 }
 
 /// A line to a follower.
@@ -89,13 +122,12 @@ impl Drops {
     /// Writes a line for each recent sample and, with `follow`, for new ones until the client closes.
     pub async fn stream(
         &self,
-        (follow, reason): (bool, Option<&str>),
+        (follow, filter): (bool, &DropFilter),
         mut reader: impl AsyncRead + Unpin,
         mut writer: impl AsyncWrite + Unpin,
     ) -> io::Result<()> {
-        let is_asked_for = |sample: &Sample| reason.is_none_or(|reason| sample.reason == reason);
         let (recent, mut coming) = self.follow();
-        for sample in recent.into_iter().filter(is_asked_for) {
+        for sample in recent.into_iter().filter(|sample| filter.takes(sample)) {
             write(&mut writer, &DropLine::Drop(sample)).await?;
         }
         if !follow {
@@ -114,10 +146,10 @@ impl Drops {
                 }
             };
             match next {
-                Ok(sample) if !is_asked_for(&sample) => {}
+                Ok(sample) if !filter.takes(&sample) => {}
                 Ok(sample) if limit.takes(Instant::now()) => write(&mut writer, &DropLine::Drop(sample)).await?,
                 Ok(_) => limit.left_out += 1,
-                // Of any reason.
+                // Whether asked for or not.
                 Err(RecvError::Lagged(missed)) => limit.left_out += missed,
                 Err(RecvError::Closed) => return Ok(()),
             }
@@ -209,9 +241,41 @@ mod tests {
             drops.publish(sample(number));
         }
         let mut out = Vec::new();
-        drops.stream((false, None), tokio::io::empty(), &mut out).await.expect("written");
+        drops.stream((false, &DropFilter::default()), tokio::io::empty(), &mut out).await.expect("written");
         let lines_read = lines(&out);
         assert_eq!((lines_read.len(), &lines_read[0]), (RECENT, &DropLine::Drop(sample(300 - 256))));
+    }
+
+    fn by_reason(reason: &str) -> DropFilter {
+        DropFilter { reason: Some(reason.to_owned()), ..DropFilter::default() }
+    }
+
+    #[test]
+    fn a_filter_takes_what_all_its_parts_take() {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("a literal");
+        let ends = |sets: &[&[&str]]| {
+            let ends = sets.iter().map(|set| set.iter().map(|one| ip(one)).collect()).collect();
+            DropFilter { ends, ..DropFilter::default() }
+        };
+        let object = |id: u32, egress_ip: &str| DropFilter {
+            object: Some(ObjectFilter { egress_ids: [id].into(), egress_ips: [ip(egress_ip)].into() }),
+            ..DropFilter::default()
+        };
+        for (filter, takes) in [
+            (DropFilter::default(), true),
+            (by_reason("map_full"), false),
+            (ends(&[&["10.244.1.10", "fd00::10"]]), true),
+            (ends(&[&["198.51.100.10"]]), true),
+            (ends(&[&["10.244.1.11"]]), false),
+            (ends(&[&["10.244.1.10"], &["198.51.100.10"]]), true),
+            (ends(&[&["10.244.1.10"], &["198.51.100.11"]]), false),
+            (object(3, "172.18.0.100"), true),
+            (object(4, "198.51.100.10"), true),
+            (object(4, "172.18.0.100"), false),
+            (DropFilter { reason: Some("map_full".to_owned()), ..object(3, "172.18.0.100") }, false),
+        ] {
+            assert_eq!(filter.takes(&sample(1)), takes, "{filter:?}");
+        }
     }
 
     fn of(reason: &'static str, number: u32) -> Sample {
@@ -229,7 +293,7 @@ mod tests {
         let recent: Vec<_> = drops.recent().iter().cloned().collect();
         assert_eq!((recent.len(), &recent[0], &recent[1]), (RECENT, &of("no_gateway", 1), &of("no_nat_entry", 4746)));
         let mut out = Vec::new();
-        drops.stream((false, Some("no_gateway")), tokio::io::empty(), &mut out).await.expect("written");
+        drops.stream((false, &by_reason("no_gateway")), tokio::io::empty(), &mut out).await.expect("written");
         assert_eq!(lines(&out), [DropLine::Drop(of("no_gateway", 1))]);
     }
 
@@ -239,7 +303,7 @@ mod tests {
         let (client, server) = duplex(1 << 20);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.stream((true, Some("no_gateway")), reader, writer).await });
+        let task = tokio::spawn(async move { followed.stream((true, &by_reason("no_gateway")), reader, writer).await });
         while drops.coming.receiver_count() == 0 {
             tokio::task::yield_now().await;
         }
@@ -259,7 +323,7 @@ mod tests {
         let (client, server) = duplex(1 << 20);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.stream((true, None), reader, writer).await });
+        let task = tokio::spawn(async move { followed.stream((true, &DropFilter::default()), reader, writer).await });
         let mut client = BufReader::new(client).lines();
         for number in 0..3 {
             let line = client.next_line().await.expect("no error").expect("not the end");
@@ -292,7 +356,7 @@ mod tests {
         let (client, server) = duplex(64);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.stream((true, None), reader, writer).await });
+        let task = tokio::spawn(async move { followed.stream((true, &DropFilter::default()), reader, writer).await });
         tokio::task::yield_now().await;
         for number in 0..5000 {
             drops.publish(sample(number));

@@ -113,6 +113,11 @@ fn dropped(cluster: &mut TestCluster) -> Result<()> {
     println!("{text}");
     has(&text, &["forged_tunnel", "(red/one)", "first", "ovn-k8s-mp0"])?;
     ensure!(asked(cluster, "drops --reason no_route")?.is_empty(), "another reason's");
+    has(&asked(cluster, "drops --reason forged_tunnel --pod red/one --object first")?, &["(red/one)", ", first"])?;
+    ensure!(asked(cluster, "drops --pod red/one --address 192.0.2.1")?.is_empty(), "another address's");
+    let refused = cluster.agent(1)?.ask(&["drops", "--pod", "red/two"])?;
+    ensure!(refused.status.code() == Some(1), "{}", refused.status);
+    has(&printed(refused), &["red/two is not a pod of this node, node1"])?;
     let (mut follower, first) = follower(cluster)?;
     has(&first, &["forged_tunnel", "(red/one)"])?;
     // Ctrl-C is the end of who follows.

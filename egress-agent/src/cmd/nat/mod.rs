@@ -206,7 +206,7 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::cmd) mod tests {
     use egress_common::abi::Direction;
 
     use super::*;
@@ -225,13 +225,14 @@ mod tests {
         (forward, NatEntry::new(reverse, Origin::Remote, addr("172.18.0.3"), 7, 1))
     }
 
-    pub(super) fn names() -> Names {
+    pub(in crate::cmd) fn names() -> Names {
         let ip = |text: &str| text.parse::<IpAddr>().expect("a literal");
         Names {
             node: Some("node1".to_owned()),
             pods: [(ip("10.244.1.10"), "red/one".to_owned())].into(),
             objects: [(7, "first".to_owned())].into(),
             nodes: [(ip("172.18.0.3"), "node2".to_owned())].into(),
+            egress_ips: [(ip("172.18.0.100"), 7)].into(),
         }
     }
 

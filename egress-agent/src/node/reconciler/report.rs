@@ -95,11 +95,18 @@ impl<E: Executor> Reconciler<E> {
         let policies = view.policies.values();
         let objects = policies.flat_map(|object| object.published.ids.all().map(|id| (id.0, object.written_as())));
         let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
+        let states = [self.compiler.desired(), self.actual.as_ref()].into_iter().flatten();
+        let egress_ips = states.flat_map(|state| {
+            let slots =
+                state.policy.iter().flat_map(|((id, _), policy)| policy.slots.iter().map(|slot| (slot.address, id.0)));
+            slots.chain(state.owned.iter().map(|(id, address)| (*address, id.0)))
+        });
         Names {
             node: Some(self.coordination.ownership.node_name().to_owned()),
             pods: pods.collect(),
             objects: objects.collect(),
             nodes: nodes.collect(),
+            egress_ips: egress_ips.collect(),
         }
     }
 
