@@ -82,6 +82,7 @@ fn describe(lab: &Lab) {
             println!("pod      {:<16} {} {}", pod.netns.name(), pod.addresses.v4, pod.addresses.v6);
         }
     }
+    println!("\nThere are no agents and no API server here: `cargo xtask run --hold` brings up both.");
     if let Some(pod) = lab.pods().first() {
         println!("\nTry: ip netns exec {} curl -s http://{}:{HTTP_PORT}/", pod.netns.name(), server.v4);
     }

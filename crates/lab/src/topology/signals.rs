@@ -3,8 +3,10 @@
 //! process-wide, so it does not matter which thread the signal reaches.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Mutex, Once, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::runtime;
@@ -57,12 +59,19 @@ fn install() -> Result<()> {
 
 static WAITING: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
 
-/// Waits for a signal, which is then the caller's to obey, by an orderly end. The next one ends the process as usual.
-pub fn wait_for_signal() {
+/// Waits for a signal, which is then the caller's to obey, by an orderly end. The next one ends the process as usual. Until then
+/// `check` is called at this interval.
+pub fn wait_for_signal(interval: Duration, mut check: impl FnMut()) {
     let (sender, receiver) = mpsc::channel();
     *WAITING.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-    // Without a handler nothing is sent, and the signal ends the process anyway.
-    receiver.recv().unwrap_or_else(|_| thread::park());
+    loop {
+        match receiver.recv_timeout(interval) {
+            Ok(()) => return,
+            Err(RecvTimeoutError::Timeout) => check(),
+            // Without a handler nothing is sent, and the signal ends the process anyway.
+            Err(RecvTimeoutError::Disconnected) => thread::park(),
+        }
+    }
 }
 
 static INTERRUPTED_BY_SIGNAL: AtomicBool = AtomicBool::new(false);

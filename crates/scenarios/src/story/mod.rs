@@ -132,7 +132,7 @@ pub fn run(args: &StoryArgs) -> Result<()> {
         if let Err(error) = &concluded {
             println!("\nerror: {error:#}");
         }
-        hold::hold(&walkthrough);
+        hold::hold(&mut walkthrough);
     }
     let taken_down = take_down(walkthrough, args);
     progress.step("the lab is down");
@@ -160,7 +160,8 @@ fn set(args: &StoryArgs, agent: PathBuf, router: PathBuf, paths: &Paths, progres
 /// Packets are logged under the name of the programs' crate.
 fn options(args: &StoryArgs) -> Vec<String> {
     let level = args.build.log_packets.then_some("--log-level=info,egress_ebpf=trace");
-    args.story.arguments().iter().copied().chain(level).map(str::to_owned).collect()
+    let pages = format!("--metrics-bind-address={}", hold::METRICS);
+    args.story.arguments().iter().copied().chain(level).map(str::to_owned).chain([pages]).collect()
 }
 
 fn lab_of(args: &StoryArgs, paths: &Paths) -> LabBuilder {
