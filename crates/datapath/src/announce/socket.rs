@@ -234,6 +234,11 @@ pub fn remove_filter(ifindex: u32, mac: Mac) -> io::Result<()> {
     }
 }
 
+/// A byte as C has it in a string: signed on x86, unsigned on Arm.
+const fn c_char(byte: u8) -> libc::c_char {
+    libc::c_char::from_ne_bytes([byte])
+}
+
 /// `SIOCADDMULTI` and `SIOCDELMULTI` (linux/sockios.h): C libraries differ in the type of such numbers.
 const ADD_MULTICAST: libc::Ioctl = 0x8931;
 const REMOVE_MULTICAST: libc::Ioctl = 0x8932;
@@ -244,11 +249,11 @@ fn multicast_filter(ifindex: u32, mac: Mac, request: libc::Ioctl) -> io::Result<
     let mut name = [0; libc::IFNAMSIZ];
     // The kernel's names are shorter, so a zero byte follows.
     for (to, from) in name.iter_mut().zip(device.to_bytes()) {
-        *to = from.cast_signed();
+        *to = c_char(*from);
     }
     let mut address = libc::sockaddr { sa_family: libc::sa_family_t::default(), sa_data: [0; 14] };
     for (to, from) in address.sa_data.iter_mut().zip(mac) {
-        *to = from.cast_signed();
+        *to = c_char(from);
     }
     let mut ask = libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_hwaddr: address } };
     // SAFETY: both requests read an `ifreq` with a name, whose last byte the kernel overwrites by zero, and a link address; it
