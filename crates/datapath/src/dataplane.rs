@@ -85,6 +85,7 @@ impl Dataplane {
         foreign::refuse((&settings, &facts.interfaces), &pins, abi_migration.others())?;
         let versions: Vec<_> = abi_migration.others().iter().cloned().chain([pins.version()]).collect();
         missing_devices::elsewhere(&settings, &facts, &versions)?;
+        missing_devices::pods_elsewhere(&settings, &facts)?;
         let made = pins::make(&pins, fit)?;
         // A directory that was set aside counts as another layout now.
         let abi_migration = AbiMigration::look(&pins)?;

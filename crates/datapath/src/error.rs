@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::attach::pod_interfaces::{PodInterface, UnservedCni};
 use crate::names::Device;
 
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +21,13 @@ pub enum StartError {
     SameInterface { name: String },
     #[error("no interface can have the name {name:?}: name the {device} with {flag}")]
     NoSuchName { device: Device, name: String, flag: &'static str },
-    #[error("--mgmt-port {name}: {}", crate::attach::missing_devices::CILIUM_ALONE)]
-    PodsPassBy { name: String },
+    #[error("--mgmt-port {name}: {cni}")]
+    PodsPassBy { name: String, cni: UnservedCni },
+    #[error(
+        "there is no interface {mgmt_port} (--mgmt-port), and {name} is a pod's: {cni}; if {mgmt_port} appears later, set \
+         --skip-cni-check", name = .pod.name, cni = .pod.cni
+    )]
+    UnservedCni { pod: PodInterface, mgmt_port: String },
     #[error(
         "there is no interface {name}, and the programs of a former run are on {there}: is the {device} right ({flag})? If it \
          is, run `egress-agent cleanup` first"
@@ -65,12 +71,12 @@ impl StartError {
         match self {
             Self::Busy { .. } | Self::ForeignPrograms { .. } => Some("SecondAgent"),
             Self::TunnelPortTaken { .. } => Some("TunnelPortTaken"),
+            Self::PodsPassBy { .. } | Self::UnservedCni { .. } => Some("CNINotServed"),
             Self::NoObject
             | Self::MissingFeatures { .. }
             | Self::NoRights
             | Self::SameInterface { .. }
             | Self::NoSuchName { .. }
-            | Self::PodsPassBy { .. }
             | Self::Elsewhere { .. }
             | Self::NotBpffs { .. }
             | Self::ForeignMap { .. }

@@ -60,6 +60,8 @@ pub struct Settings {
     /// Whether the programs encapsulate and decapsulate simple packets. The device does it for all others, and for all
     /// packets if this is off.
     pub overlay_in_program: bool,
+    /// Whether to wait for the management port also where pods enter the host by interfaces of their own.
+    pub skip_cni_check: bool,
     /// How programs are attached; `None` probes the kernel.
     pub attachment: Option<Attachment>,
     /// Initial state before the API server answers, with unknown pods dropped from the first packet on; `None` if they
@@ -85,6 +87,7 @@ impl Settings {
             direct_routing: false,
             random_ports: false,
             overlay_in_program: true,
+            skip_cni_check: false,
             attachment: None,
             initial_state: None,
             object: Cow::Borrowed(object::embedded().unwrap_or_default()),

@@ -50,6 +50,10 @@ pub(super) struct RunArgs {
         help_heading = "On this node"
     )]
     socket: PathBuf,
+    /// Wait for the management port also where pods seem to enter the host by interfaces of their own, as with a CNI that cannot
+    /// be served; otherwise the agent does not start there
+    #[arg(long, env = "EGRESS_AGENT_SKIP_CNI_CHECK", help_heading = "On this node")]
+    skip_cni_check: bool,
     #[command(flatten)]
     metrics: MetricsArgs,
     /// How the programs are attached to their hooks; a change detaches the former ones
@@ -260,6 +264,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     settings.inbound_entries = args.inbound_entries;
     settings.direct_routing = args.direct_routing;
     settings.random_ports = args.random_ports;
+    settings.skip_cni_check = args.skip_cni_check;
     settings.attachment = args.attach.preferred();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     settings.initial_state = args.initial_state();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use egress_common::abi::{Addr, Owned, OwnedAddr};
 use egress_core::model::state::{Action, EgressId, LostFlows, NodeAddress, OnUnknownPod, TunnelEndpoint};
 use egress_core::plan::executor::Executor;
+use egress_datapath::attach::pod_interfaces::UnservedCni;
 use egress_datapath::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
 use egress_datapath::{Attachment, Settings, StartError};
 
@@ -397,5 +398,37 @@ fn changed_routes_and_neighbours_are_looked_up_again() {
             output(&words);
             eventually(change, || node.config().route_generation != before).await;
         }
+    });
+}
+
+/// Each pod has an interface of its own, and the management port never comes.
+#[test]
+fn a_cni_whose_pods_have_interfaces_of_their_own_is_refused() {
+    on_node(|node| async move {
+        ip(&format!("link del {MGMT}\n"));
+        let refused = |refused: StartError| match refused {
+            StartError::UnservedCni { pod, .. } => (pod.name, pod.cni),
+            other => panic!("{other}"),
+        };
+        // An early start: a bridge with a pod's interface in it is of a CNI that is served.
+        ip(&format!("link add veth1 type veth peer name eth0 netns {}\nlink set veth1 up\n", node.outside_path()));
+        node.outside(|| ip("link set eth0 up\n"));
+        ip("route add 10.244.1.7/32 dev veth1\nlink add cni1 type bridge\nlink set veth1 master cni1\n");
+        drop(node.start().await);
+        assert_eq!(node::clean(&node.settings()).await, [] as [&str; 0]);
+
+        ip("link set veth1 nomaster\n");
+        let as_kindnet = refused(node::refused(node.settings()).await);
+        assert_eq!(as_kindnet, ("veth1".to_owned(), UnservedCni::Routed));
+        assert!(!node.pin("maps").exists(), "a refused start has left pins");
+        drop(start(Settings { skip_cni_check: true, ..node.settings() }).await);
+        assert_eq!(node::clean(&node.settings()).await, [] as [&str; 0]);
+
+        ip("link set veth1 name cali0123456789a\n");
+        assert_eq!(refused(node::refused(node.settings()).await).1, UnservedCni::Calico);
+        // With its management port the node is served, whatever else is on it.
+        node.make_mgmt();
+        let _dataplane = node.start().await;
+        assert!(is_attached(Hook::FromPod));
     });
 }

@@ -5,14 +5,16 @@
 //! existing devices are attached, and a new device is attached at once (`node_state::watch`). A wrong name looks like an early
 //! start, so the health page shows the missing device and the log has it once per device.
 //!
-//! Three names are known to be wrong and refused: one that no device can have, one of Cilium's devices as the management port, and
-//! one where a former run's programs are attached to another device.
+//! Three names are known to be wrong and refused: one that no device can have, one of a CNI's own devices as the management port,
+//! and one where a former run's programs are attached to another device. A management port that is missing beside pods that enter
+//! by interfaces of their own is refused too ([`pod_interfaces`]).
 
 use std::path::PathBuf;
 
-use nix::net::if_::{if_indextoname, if_nametoindex};
+use nix::net::if_::if_indextoname;
 
 use crate::attach::listing;
+use crate::attach::pod_interfaces::{self, PodInterface, UnservedCni};
 use crate::devices::interfaces::NodeFacts;
 use crate::error::StartError;
 use crate::names::{Device, Hook};
@@ -20,12 +22,6 @@ use crate::settings::Settings;
 
 /// `IFNAMSIZ`: size of a name with its terminating zero.
 const NAME_SIZE: usize = 16;
-
-/// Cilium's own devices on the host.
-const OF_CILIUM: [&str; 2] = ["cilium_host", "cilium_net"];
-/// Where Cilium is the cluster's only CNI.
-pub const CILIUM_ALONE: &str = "packets of Cilium's pods do not enter the host by one interface: Cilium must be chained to a CNI \
-                                whose pods are on a bridge, or use its own egress gateway (docs/operations/cilium.md)";
 
 /// Devices with a configurable name.
 const NAMED: [Device; 2] = [Device::Uplink, Device::Mgmt];
@@ -38,12 +34,23 @@ const fn flag(device: Device) -> &'static str {
     }
 }
 
-/// Description of a missing device, for the log and the health page.
-pub fn line(device: Device, name: &str) -> String {
+/// Description of a missing device, for the log and the health page. Pods that came after the start may explain it.
+pub fn line(device: Device, name: &str, pod: Option<&PodInterface>) -> String {
     let waits = format!("waiting for interface {name}, the {device} ({}): there is none of that name", flag(device));
-    match device == Device::Mgmt && if_nametoindex(OF_CILIUM[0]).is_ok() {
-        true => format!("{waits}; {CILIUM_ALONE}"),
-        false => waits,
+    let chained = || pod_interfaces::has_cilium().then_some(UnservedCni::Cilium);
+    match pod.map(|pod| pod.cni).or_else(chained).filter(|_| device == Device::Mgmt) {
+        Some(cni) => format!("{waits}; {cni}"),
+        None => waits,
+    }
+}
+
+/// Fails if pods of the node have interfaces of their own, and the management port is missing.
+pub fn pods_elsewhere(settings: &Settings, facts: &NodeFacts) -> Result<(), StartError> {
+    match &facts.pod_interface {
+        Some(pod) if !settings.skip_cni_check => {
+            Err(StartError::UnservedCni { pod: pod.clone(), mgmt_port: settings.mgmt_port.clone() })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -56,10 +63,10 @@ pub fn names(settings: &Settings) -> Result<(), StartError> {
         }
     }
     let mgmt_port = settings.device(Device::Mgmt);
-    if OF_CILIUM.contains(&mgmt_port) {
-        return Err(StartError::PodsPassBy { name: mgmt_port.to_owned() });
+    match pod_interfaces::own_device(mgmt_port) {
+        Some(cni) => Err(StartError::PodsPassBy { name: mgmt_port.to_owned(), cni }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Fails if a device is missing whose programs, pinned below one of these version directories, run on another device.

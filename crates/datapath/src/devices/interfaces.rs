@@ -10,6 +10,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMe
 use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use tokio::sync::watch;
 
+use crate::attach::pod_interfaces::PodInterface;
 use crate::devices::routes::Routes;
 use crate::error::netlink_io;
 use crate::names::{AttachPoint, Device, Hook};
@@ -54,6 +55,8 @@ pub struct NodeFacts {
     pub mgmt: Option<Interface>,
     /// See [`filters_ports`].
     pub mgmt_filters_ports: bool,
+    /// A pod's own interface; only looked for while the management port is missing.
+    pub pod_interface: Option<PodInterface>,
     pub overlay: Option<Interface>,
     /// Created down, and brought up when its program is attached.
     pub overlay_up: bool,

@@ -14,6 +14,7 @@ use egress_common::abi::{Addr, MAX_NEXT_HOPS, RouteEntry, RouteKind};
 use egress_core::model::interface::MOST_DESTINATIONS;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop, RouteNextHopFlags, RouteType,
@@ -97,6 +98,26 @@ pub fn of_interface(messages: &[RouteMessage], ifindex: u32, table: u32) -> Opti
     };
     let routes: BTreeMap<_, _> = best.into_iter().filter_map(entry).collect();
     (routes.len() <= MOST_ROUTES).then_some(routes)
+}
+
+/// The interfaces that the main table leads single addresses to, other than the node's own, and none of whose routes has a gateway.
+pub fn to_single_addresses(messages: &[RouteMessage], own: &[AddressMessage]) -> BTreeSet<u32> {
+    let own: BTreeSet<IpAddr> = own.iter().filter_map(interfaces::addressed).map(|one| one.address).collect();
+    let (mut to_one, mut by_gateway) = (BTreeSet::new(), BTreeSet::new());
+    for message in messages.iter().filter(|message| table_of(message) == MAIN) {
+        let device = message.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        });
+        let Some((index, route)) = device.and_then(|index| Some((index, found(message, index)?))) else { continue };
+        let is_single = route.net.prefix_len() == route.net.max_prefix_len() && !own.contains(&route.net.addr());
+        match route.hops.iter().any(|hop| hop.gateway.is_some()) {
+            true => _ = by_gateway.insert(index),
+            false if is_single && route.kind == RouteUse::Unicast => _ = to_one.insert(index),
+            false => {}
+        }
+    }
+    &to_one - &by_gateway
 }
 
 /// Those of a network whose router is known: the network itself, and everything else by the router.

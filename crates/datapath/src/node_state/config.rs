@@ -220,6 +220,7 @@ mod tests {
             uplink: Some(Interface { index: 2, mac: [2; 6], mtu: 1500 }),
             uplink_is_paced: false,
             mgmt: Some(Interface { index: 3, mac: [3; 6], mtu: 1400 }),
+            pod_interface: None,
             mgmt_filters_ports: false,
             overlay: Some(Interface { index: 4, mac: [4; 6], mtu: 65535 }),
             overlay_up: true,

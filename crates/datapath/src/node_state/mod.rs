@@ -474,7 +474,7 @@ impl State {
     fn note_missing(&mut self, settings: &Settings) {
         for device in Hook::ALL.map(Hook::device) {
             if self.facts.device(device).is_none() && self.missing.insert(device) {
-                warn!("{}", missing_devices::line(device, settings.device(device)));
+                warn!("{}", missing_devices::line(device, settings.device(device), self.facts.pod_interface.as_ref()));
             }
         }
     }
@@ -482,7 +482,9 @@ impl State {
     /// Facts of the hook's program, with run statistics where the kernel keeps them.
     pub fn hook_facts(&mut self, settings: &Settings, hook: Hook, has_statistics: bool) -> HookFacts {
         let (attached, device) = (self.programs.is_on_own_device(hook), hook.device());
-        let awaits = self.missing.contains(&device).then(|| missing_devices::line(device, settings.device(device)));
+        let pod = self.facts.pod_interface.as_ref();
+        let line = || missing_devices::line(device, settings.device(device), pod);
+        let awaits = self.missing.contains(&device).then(line);
         HookFacts { attached, awaits, runs: has_statistics.then(|| self.programs.runs(hook)).flatten() }
     }
 

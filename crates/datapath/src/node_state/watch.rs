@@ -29,6 +29,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::attach::pod_interfaces;
 use crate::devices::interfaces::{self, NodeFacts};
 use crate::devices::queueing;
 use crate::devices::records;
@@ -121,10 +122,15 @@ pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFac
         Some(link) => queueing::is_paced(netlink, link).await,
         None => false,
     };
+    let pod_interface = match mgmt {
+        Some(_) => None,
+        None => pod_interfaces::look(netlink, (&links, &addresses), &settings.uplink).await?,
+    };
     Ok(NodeFacts {
         uplink,
         uplink_is_paced,
         mgmt: mgmt.map(interfaces::from_message),
+        pod_interface,
         mgmt_filters_ports: mgmt.is_some_and(interfaces::filters_ports),
         overlay: overlay.map(interfaces::from_message),
         overlay_up: overlay.is_some_and(interfaces::is_up),
