@@ -308,6 +308,18 @@ fn only_overlays_name_the_image() {
     }
 }
 
+/// There are images for these alone (`cargo xtask image --arch`).
+#[test]
+fn pods_run_on_nodes_that_the_image_is_built_for() {
+    for path in ["base/daemonset.yaml", "base/controller.yaml", "cleanup/daemonset.yaml"] {
+        let pod = documents(path).remove(0)["spec"]["template"]["spec"].clone();
+        assert_eq!(pod["nodeSelector"], json!({"kubernetes.io/os": "linux"}), "{path}");
+        let required = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        let arch = json!([{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64", "arm64"]}]);
+        assert_eq!(required["nodeSelectorTerms"], json!([{"matchExpressions": arch}]), "{path}");
+    }
+}
+
 #[test]
 fn pods_are_not_privileged() {
     let all = ["base/daemonset.yaml", "base/controller.yaml", "cleanup/daemonset.yaml", "overlays/bridge-cni/cni.yaml"];
