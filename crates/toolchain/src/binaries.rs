@@ -1,6 +1,7 @@
 //! egress-agent, with the eBPF object in it, egress-router, and the kubectl plugin.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -19,19 +20,22 @@ pub(super) fn build_plugin(root: &Path, arguments: &[&str], folder: &Path) -> Re
     Ok(folder.join(PLUGIN))
 }
 
-/// Builds agent and router with these arguments of cargo; the folder is where it puts them then.
-pub(super) fn build(root: &Path, arguments: &[&str], folder: &Path, progress: &Progress) -> Result<[PathBuf; 2]> {
+/// Builds both with this cargo and these arguments; the folder is where it puts them then.
+pub(super) fn build(
+    mut command: Command,
+    root: &Path,
+    arguments: &[&str],
+    folder: &Path,
+    progress: &Progress,
+) -> Result<[PathBuf; 2]> {
     let binaries = [AGENT, ROUTER].map(|name| folder.join(name));
     if !binaries.iter().all(|binary| binary.exists()) {
         progress.step("building egress-agent and egress-router; the first time takes some minutes");
     }
-    let mut command = cargo();
     command.arg("build");
     for name in [AGENT, ROUTER] {
         command.args(["--package", name, "--bin", name]);
     }
-    // One place for the binaries, also where a configuration file names a target.
-    command.env_remove("CARGO_BUILD_TARGET");
     run(command.args(arguments).current_dir(root)).context("build egress-agent and egress-router")?;
     if let Some(missing) = binaries.iter().find(|binary| !binary.exists()) {
         bail!("cargo built no {}: is another target set in a configuration file of cargo?", missing.display());

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use super::command::Progress;
 use super::compiler::llvm_folder;
-use super::debs::Lists;
+use super::debs::PackageLists;
 use super::{Paths, debs};
 
 /// What is asked for; the rest follows from the packages' dependencies.
@@ -33,9 +33,8 @@ pub(super) struct Unpacked {
 pub(super) fn ensure(paths: &Paths, progress: &Progress) -> Result<Unpacked> {
     let folder = paths.toolchain().join("debian");
     if !folder.join("rustc").exists() {
-        let lists = Lists::OfMachine;
-        let choose = || debs::closure(&lists, &PACKAGES, &OWN);
-        debs::fetch(&folder, "the eBPF compiler", &lists, progress, choose, write_wrappers)?;
+        let choose = || PackageLists::OfMachine.closure(&PACKAGES, &OWN);
+        debs::fetch((&folder, "the eBPF compiler"), &PackageLists::OfMachine, progress, choose, write_wrappers)?;
     }
     let clippy = Some(folder.join("clippy-driver")).filter(|path| path.exists());
     let llvm_folder = llvm_folder(&debs::root(&folder).join("usr"))

@@ -1,7 +1,7 @@
 //! The distribution's packages, unpacked below the target folder and not installed.
 //!
 //! `apt-get download` and `dpkg-deb -x` need neither root nor a place in the system, and leave alone what someone else
-//! installed. What root is needed for is only `apt-get update`, where the package lists are missing or old.
+//! installed.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,64 +11,139 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::command::{Progress, is_root, output, run};
-use super::packages;
+use super::{Arch, Paths, packages};
 
-/// Which package lists are read.
-pub enum Lists {
-    /// Those of the machine.
-    OfMachine,
-    /// Those of another release of Debian, from the archive that the machine's own sources name, kept in a folder of their own:
-    /// the machine's configuration is not changed.
-    OfRelease { suite: &'static str, folder: PathBuf },
+/// What the packages are unpacked into, in the folder that `fetch` makes.
+pub fn root(folder: &Path) -> PathBuf {
+    folder.join("root")
 }
 
-/// Signs Debian's releases.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Which package lists are read.
+#[derive(Clone, Debug)]
+pub enum PackageLists {
+    /// This machine's own.
+    OfMachine,
+    /// Those of another release of Debian, from the archive that the machine's own sources name. They are kept in a folder of
+    /// ours: the machine's configuration is not changed.
+    OfRelease { suite: &'static str, lists: PathBuf },
+    /// Another one's: its lists are kept in a folder of ours, so that dpkg and apt of this machine do not learn of it.
+    OfArchitecture { arch: Arch, lists: PathBuf },
+}
 
-impl Lists {
-    /// A command of apt that reads these lists.
+impl PackageLists {
+    pub fn of_architecture(arch: Arch, paths: &Paths) -> Self {
+        Self::OfArchitecture { arch, lists: paths.packages(arch.name()) }
+    }
+
+    pub fn of_release(suite: &'static str, paths: &Paths) -> Self {
+        Self::OfRelease { suite, lists: paths.packages(suite) }
+    }
+
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        if let Self::OfRelease { folder, .. } = self {
-            let place = |name: &str| folder.join(name).display().to_string();
-            for option in [
-                format!("Dir::Etc::sourcelist={}", place("sources.list")),
-                "Dir::Etc::sourceparts=/dev/null".to_owned(),
-                format!("Dir::State::lists={}", place("lists")),
-                format!("Dir::Cache={}", place("cache")),
-            ] {
-                command.args(["-o", &option]);
+        // As root, apt would rather be another user, who often cannot read our folder: say so beforehand, not in a warning.
+        command.args(["-o", "APT::Sandbox::User=root"]).env("LC_ALL", "C");
+        let Some(lists) = self.folder() else { return command };
+        let folder = |key: &str, below: &str| format!("{key}={}", lists.join(below).display());
+        let mut options = vec![
+            folder("Dir::State::lists", "lists"),
+            folder("Dir::Cache", "cache"),
+            "Acquire::Languages=none".to_owned(),
+            // What is installed here is of another architecture, or of another release.
+            "Dir::State::status=/dev/null".to_owned(),
+        ];
+        match self {
+            Self::OfMachine => {}
+            Self::OfRelease { .. } => {
+                options.extend([folder("Dir::Etc::sourcelist", SOURCES), "Dir::Etc::sourceparts=/dev/null".to_owned()]);
+            }
+            Self::OfArchitecture { arch, .. } => {
+                options.extend([format!("APT::Architecture={arch}"), format!("APT::Architectures::={arch}")]);
             }
         }
+        command.args(options.iter().flat_map(|option| ["-o", option]));
         command
     }
 
-    fn are_empty(&self) -> bool {
+    /// Of lists that are ours.
+    fn folder(&self) -> Option<&Path> {
         match self {
-            Self::OfMachine => packages::lists_are_empty(),
-            Self::OfRelease { folder, .. } => !packages::has_lists(&folder.join("lists")),
+            Self::OfMachine => None,
+            Self::OfRelease { lists, .. } | Self::OfArchitecture { lists, .. } => Some(lists),
         }
     }
 
-    fn update(&self) -> Result<()> {
-        let Self::OfRelease { suite, folder } = self else {
-            packages::update_lists();
-            return Ok(());
+    fn are_empty(&self) -> bool {
+        self.folder().map_or_else(packages::lists_are_empty, |lists| packages::are_empty(&lists.join("lists")))
+    }
+
+    /// One unreachable source among several is no reason to stop, as with [`packages::update_lists`].
+    fn update(&self) {
+        let Some(lists) = self.folder() else { return packages::update_lists() };
+        let made = ["lists/partial", "cache"].map(|folder| fs::create_dir_all(lists.join(folder)));
+        let made = made.into_iter().collect::<Result<(), _>>().map_err(anyhow::Error::from);
+        let updated = made
+            .and_then(|()| self.write_sources())
+            .and_then(|()| run(self.command("apt-get").args(["-qq", "update"])));
+        if let Err(error) = updated {
+            println!("{error:#}; going on with the lists that there are");
+        }
+    }
+
+    fn write_sources(&self) -> Result<()> {
+        let Self::OfRelease { suite, lists } = self else { return Ok(()) };
+        let sources = format!("deb [signed-by={KEYRING}] {} {suite} main\n", archive()?);
+        fs::write(lists.join(SOURCES), sources).with_context(|| format!("write the sources of {suite}"))
+    }
+
+    /// Lists of our own need no rights.
+    fn may_update(&self) -> bool {
+        is_root() || self.folder().is_some()
+    }
+
+    /// These packages, and of what they depend on: the packages of their `own` (by how the name begins), and the libraries
+    /// that the system lacks, which are all where it has another architecture or release.
+    ///
+    /// apt works the dependencies out as if nothing were installed, so that no conflict with an installed package counts.
+    pub fn closure(&self, packages: &[&str], own: &[&str]) -> Result<Vec<String>> {
+        let plan = output(
+            self.command("apt-get")
+                .args(["--simulate", "-o", "Dir::State::status=/dev/null", "install", "--no-install-recommends"])
+                .args(packages),
+        )
+        .with_context(|| format!("the package lists do not have {}", packages.join(", ")))?;
+        let installed = match self.folder() {
+            None => installed()?,
+            Some(_) => HashSet::new(),
         };
-        let archive = archive()?;
-        for name in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(folder.join(name)).with_context(|| format!("create {}", folder.display()))?;
+        let wanted = |name: &&str| {
+            let own = own.iter().any(|prefix| name.starts_with(prefix));
+            let library = (name.starts_with("lib") || *name == "zlib1g") && !name.ends_with("-dev");
+            own || library && !installed.contains(*name)
+        };
+        let names: Vec<String> = planned(&plan).filter(wanted).map(str::to_owned).collect();
+        if let Some(absent) = packages.iter().find(|package| !names.iter().any(|name| name == *package)) {
+            bail!("apt-get does not plan to install {absent}");
         }
-        fs::write(folder.join("sources.list"), format!("deb [signed-by={KEYRING}] {archive} {suite} main\n"))
-            .with_context(|| format!("write the sources of {suite}"))?;
-        run(self.command("apt-get").args(["-o", "APT::Sandbox::User=root", "-qq", "update"]))
+        Ok(names)
     }
 
-    /// Whether `update` needs no rights of root.
-    fn are_own(&self) -> bool {
-        matches!(self, Self::OfRelease { .. })
+    /// Names of packages that match a regular expression as apt understands it.
+    pub fn search(&self, pattern: &str) -> Result<Vec<String>> {
+        let text = output(self.command("apt-cache").args(["search", "--names-only", pattern]))?;
+        Ok(text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
+    }
+
+    fn download(&self, folder: &Path, names: &[String]) -> Result<()> {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        run(self.command("apt-get").args(["-qq", "download"]).args(names).current_dir(folder))
     }
 }
+
+/// The sources of [`PackageLists::OfRelease`], in the folder of its lists.
+const SOURCES: &str = "sources.list";
+/// Signs Debian's releases.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Debian's archive, as the machine's sources name it.
 fn archive() -> Result<String> {
@@ -92,19 +167,13 @@ fn archives(sources: &str) -> impl Iterator<Item = &str> {
         .filter(|word| word.contains("://") && word.ends_with("/debian"))
 }
 
-/// What the packages are unpacked into, in the folder that `fetch` makes.
-pub fn root(folder: &Path) -> PathBuf {
-    folder.join("root")
-}
-
 /// Makes the folder with the chosen packages unpacked in it, all or nothing.
 ///
 /// `choose` names the packages; it is asked again after the package lists were brought up to date. `finish` adds what
 /// else belongs into the folder, which then still has another name.
 pub fn fetch(
-    folder: &Path,
-    what: &str,
-    lists: &Lists,
+    (folder, what): (&Path, &str),
+    lists: &PackageLists,
     progress: &Progress,
     choose: impl Fn() -> Result<Vec<String>>,
     finish: impl Fn(&Path) -> Result<()>,
@@ -119,7 +188,7 @@ pub fn fetch(
         let names = choose()?;
         progress.step(&format!("downloading {what}: {}", names.join(" ")));
         remove(&parts)?;
-        download(lists, &parts.join("debs"), &names).with_context(|| format!("download {what}"))?;
+        lists.download(&parts.join("debs"), &names).with_context(|| format!("download {what}"))?;
         Ok(names)
     })?;
     progress.step(&format!("unpacking {} packages into {}", names.len(), folder.display()));
@@ -137,49 +206,21 @@ fn beside(folder: &Path) -> PathBuf {
 }
 
 /// Tries; where that fails and we may, brings the package lists up to date and tries again.
-fn with_fresh_lists<T>(lists: &Lists, progress: &Progress, attempt: impl Fn() -> Result<T>) -> Result<T> {
-    let may_update = is_root() || lists.are_own();
-    if may_update && lists.are_empty() {
+fn with_fresh_lists<T>(lists: &PackageLists, progress: &Progress, attempt: impl Fn() -> Result<T>) -> Result<T> {
+    if lists.may_update() && lists.are_empty() {
         progress.step("there are no package lists yet: running apt-get update");
-        lists.update()?;
+        lists.update();
     }
     let first = match attempt() {
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    if !may_update {
+    if !lists.may_update() {
         bail!("{first:#} (the package lists may be missing or old: run `apt-get update` as root)");
     }
     progress.step(&format!("{first:#}: running apt-get update"));
-    lists.update()?;
+    lists.update();
     attempt()
-}
-
-/// These packages, and of what they depend on: the packages of their `own` (by how the name begins), and the libraries
-/// that the system lacks.
-///
-/// apt works the dependencies out as if nothing were installed, so that no conflict with an installed package counts.
-pub fn closure(lists: &Lists, packages: &[&str], own: &[&str]) -> Result<Vec<String>> {
-    let plan = output(
-        lists
-            .command("apt-get")
-            .args(["--simulate", "-o", "Dir::State::status=/dev/null", "install", "--no-install-recommends"])
-            .args(packages)
-            .env("LC_ALL", "C"),
-    )
-    .with_context(|| format!("the package lists do not have {}", packages.join(", ")))?;
-    // Libraries of another release are used whatever the machine has.
-    let installed = if lists.are_own() { HashSet::new() } else { installed()? };
-    let wanted = |name: &&str| {
-        let own = own.iter().any(|prefix| name.starts_with(prefix));
-        let library = name.starts_with("lib") && !name.ends_with("-dev") && !installed.contains(*name);
-        own || library
-    };
-    let names: Vec<String> = planned(&plan).filter(wanted).map(str::to_owned).collect();
-    if let Some(absent) = packages.iter().find(|package| !names.iter().any(|name| name == *package)) {
-        bail!("apt-get does not plan to install {absent}");
-    }
-    Ok(names)
 }
 
 /// The names in the lines `Inst NAME (VERSION ...)`.
@@ -190,20 +231,6 @@ fn planned(simulation: &str) -> impl Iterator<Item = &str> {
 fn installed() -> Result<HashSet<String>> {
     let text = output(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status} ${Package}\n"]))?;
     Ok(text.lines().filter_map(|line| line.strip_prefix("installed ")).map(str::to_owned).collect())
-}
-
-/// Names of packages that match a regular expression as apt understands it.
-pub fn search(pattern: &str) -> Result<Vec<String>> {
-    let text = output(Command::new("apt-cache").args(["search", "--names-only", pattern]))?;
-    Ok(text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
-}
-
-fn download(lists: &Lists, folder: &Path, names: &[String]) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    // As root, apt would rather be another user, who often cannot read our folder: say so beforehand, not in a warning.
-    let mut command = lists.command("apt-get");
-    command.args(["-qq", "-o", "APT::Sandbox::User=root", "download"]).args(names);
-    run(command.current_dir(folder))
 }
 
 fn unpack(parts: &Path) -> Result<()> {

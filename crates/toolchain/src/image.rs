@@ -1,6 +1,6 @@
 //! `cargo xtask image`: two static binaries on an empty base, as an OCI image.
 //!
-//! The binaries are built for musl, of the architecture of this machine: nothing here names one. `umoci`, from the distribution's
+//! The binaries are built for musl, for this machine's architecture or another one (`cross`). `umoci`, from the distribution's
 //! packages, makes the image; no engine runs and no registry is asked. There are two forms of it below `target/image`: an OCI
 //! layout (`oci`, for `skopeo copy`), and the same in one file (for `ctr images import`, `podman load` and
 //! `kind load image-archive`).
@@ -12,12 +12,15 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::arch::Arch;
 use super::command::{Progress, output, run};
+use super::cross::cargo_for;
 use super::packages::{self, Purpose};
 use super::{BuildArgs, Paths, binaries, ensure_object};
 
@@ -26,6 +29,9 @@ pub struct ImageArgs {
     /// Build the binaries without optimisations: quicker, for trying the image
     #[arg(long)]
     dev: bool,
+    /// Architecture of the nodes, if not this machine's: the binaries are cross-compiled
+    #[arg(long, value_enum)]
+    arch: Option<Arch>,
     /// Never install a distribution package or a toolchain component: name what is missing and stop
     #[arg(long)]
     no_install: bool,
@@ -45,15 +51,26 @@ const FOLDERS: [&str; 7] = ["bpf", "dev", "etc/egress-agent", "proc", "run/egres
 /// The result of `cargo xtask image`.
 pub struct Image {
     folder: PathBuf,
+    arch: Arch,
 }
 
 impl Image {
+    /// Of this machine's architecture.
     pub fn expected(paths: &Paths) -> Self {
-        Self::at(paths.target.join("image"))
+        Self::expected_for(paths, Arch::own())
+    }
+
+    pub fn expected_for(paths: &Paths, arch: Arch) -> Self {
+        let name = if arch == Arch::own() { "image".to_owned() } else { format!("image-{arch}") };
+        Self { folder: paths.target.join(name), arch }
     }
 
     pub fn at(folder: PathBuf) -> Self {
-        Self { folder }
+        Self::in_folder(folder, Arch::own())
+    }
+
+    pub fn in_folder(folder: PathBuf, arch: Arch) -> Self {
+        Self { folder, arch }
     }
 
     pub fn exists(&self) -> bool {
@@ -65,7 +82,7 @@ impl Image {
     }
 
     pub fn archive(&self) -> PathBuf {
-        self.folder.join(format!("{NAME}-{VERSION}-{}.tar", std::env::consts::ARCH))
+        self.folder.join(format!("{NAME}-{VERSION}-{}.tar", self.arch))
     }
 
     /// As umoci names it.
@@ -85,18 +102,25 @@ impl Image {
         fs::create_dir_all(&named)?;
         fs::write(named.join("index.json"), with_name(&index, name)?)?;
         let mut tar = Command::new("tar");
+        // The same bytes whoever packs them, and when.
+        tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
         tar.arg("-cf").arg(archive).arg("-C").arg(self.layout()).args(["oci-layout", "blobs"]);
         run(tar.arg("-C").arg(&named).arg("index.json"))?;
         Ok(fs::remove_dir_all(&named)?)
     }
 
-    /// Makes an image of a root file system, with these options of `umoci config`.
-    pub fn assemble(&self, root: &Path, config: &[&str]) -> Result<()> {
+    /// Makes an image of a root file system, with these options of `umoci config`. Its files and itself are of this time, in seconds
+    /// since 1970.
+    pub fn assemble(&self, root: &Path, created: u64, config: &[&str]) -> Result<()> {
         let (layout, reference) = (self.layout().display().to_string(), self.reference());
+        let time = format!("--date=@{created}");
+        run(Command::new("find").arg(root).args(["-exec", "touch", "--no-dereference", &time, "{}", "+"]))?;
+        let time = output(Command::new("date").args(["--utc", &time, "+%Y-%m-%dT%H:%M:%SZ"]))?;
+        let time = format!("--created={}", time.trim());
         umoci(&["init", "--layout", &layout])?;
         umoci(&["new", "--image", &reference])?;
-        umoci(&["insert", "--image", &reference, &root.display().to_string(), "/"])?;
-        umoci(&[&["config", "--image", &reference], config].concat())?;
+        umoci(&["insert", "--no-history", "--image", &reference, &root.display().to_string(), "/"])?;
+        umoci(&[&["config", "--no-history", &time, "--image", &reference], config].concat())?;
         umoci(&["gc", "--layout", &layout])
     }
 
@@ -109,30 +133,59 @@ impl Image {
 pub fn image(args: &ImageArgs) -> Result<()> {
     let progress = Progress::start();
     let paths = Paths::find()?;
-    packages::ensure(Purpose::Image, !args.no_install)?;
-    ensure_object(&paths, &BuildArgs { no_install: args.no_install, ..BuildArgs::default() }, &progress)?;
-    let binaries = static_binaries(&paths, args.dev, args.no_install, &progress)?;
-    let image = Image::expected(&paths);
+    let arch = args.arch.unwrap_or(Arch::own());
+    let profile = if args.dev { Profile::Dev } else { Profile::Release };
+    let image = Image::expected_for(&paths, arch);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).context("the clock is before 1970")?;
+    image_for(&paths, &image, (profile, now.as_secs()), &[], args.no_install, &progress)?;
+    progress.step(&format!("ready: {}, {}", image.layout().display(), image.archive().display()));
+    Ok(())
+}
+
+/// Makes the image of its architecture, with these further labels (without `org.opencontainers.image.`).
+pub fn image_for(
+    paths: &Paths,
+    image: &Image,
+    (profile, created): (Profile, u64),
+    labels: &[String],
+    no_install: bool,
+    progress: &Progress,
+) -> Result<()> {
+    packages::ensure(Purpose::Image, !no_install)?;
+    ensure_object(paths, &BuildArgs { no_install, ..BuildArgs::default() }, progress)?;
+    let binaries = static_binaries(paths, (image.arch, profile), no_install, progress)?;
     if image.folder.exists() {
         fs::remove_dir_all(&image.folder).with_context(|| format!("remove {}", image.folder.display()))?;
     }
     let root = image.folder.join("root");
     lay_out(&root, &binaries)?;
-    assemble(&image, &root)?;
+    assemble(image, &root, created, labels)?;
     fs::remove_dir_all(&root)?;
-    image.pack()?;
-    progress.step(&format!("ready: {}, {}", image.layout().display(), image.archive().display()));
-    Ok(())
+    image.pack()
+}
+
+/// How the binaries are optimised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    Dev,
+    Release,
 }
 
 /// egress-agent and egress-router, linked with everything that they need, so that they run on nothing.
-pub(crate) fn static_binaries(paths: &Paths, dev: bool, no_install: bool, progress: &Progress) -> Result<[PathBuf; 2]> {
-    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    ensure_target(&target, !no_install)?;
+pub(crate) fn static_binaries(
+    paths: &Paths,
+    (arch, profile): (Arch, Profile),
+    no_install: bool,
+    progress: &Progress,
+) -> Result<[PathBuf; 2]> {
+    let target = arch.target();
+    let cargo = cargo_for(paths, arch, !no_install, progress)?;
     progress.step(&format!("building egress-agent and egress-router for {target}; the first time takes some minutes"));
-    let profile = if dev { "debug" } else { "release" };
-    let arguments: &[&str] = if dev { &["--target", &target] } else { &["--target", &target, "--release"] };
-    let built = binaries::build(&paths.root, arguments, &paths.target.join(&target).join(profile), progress)?;
+    let (folder, arguments): (&str, &[&str]) = match profile {
+        Profile::Dev => ("debug", &["--target", target]),
+        Profile::Release => ("release", &["--target", target, "--release"]),
+    };
+    let built = binaries::build(cargo, &paths.root, arguments, &paths.target.join(target).join(folder), progress)?;
     for binary in &built {
         let bytes = fs::read(binary).with_context(|| format!("read {}", binary.display()))?;
         if names_an_interpreter(&bytes)? {
@@ -140,19 +193,6 @@ pub(crate) fn static_binaries(paths: &Paths, dev: bool, no_install: bool, progre
         }
     }
     Ok(built)
-}
-
-fn ensure_target(target: &str, install: bool) -> Result<()> {
-    let installed = output(Command::new("rustup").args(["target", "list", "--installed"]));
-    let installed = installed.context("targets come by rustup")?;
-    if installed.lines().any(|line| line == target) {
-        return Ok(());
-    }
-    if !install {
-        bail!("missing: the target {target}; `rustup target add {target}`, or leave out --no-install");
-    }
-    println!("installing a toolchain component: the target {target}");
-    run(Command::new("rustup").args(["target", "add", target]))
 }
 
 /// Whether an ELF file has a program header of the type `PT_INTERP`.
@@ -188,13 +228,17 @@ fn lay_out(root: &Path, binaries: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-fn assemble(image: &Image, root: &Path) -> Result<()> {
+fn assemble(image: &Image, root: &Path, created: u64, more: &[String]) -> Result<()> {
     let labels = ["title=egress-agent".to_owned(), format!("version={VERSION}"), "licenses=Apache-2.0".to_owned()];
-    let labels = labels.map(|label| format!("--config.label=org.opencontainers.image.{label}"));
+    let labels = labels.iter().chain(more).map(|label| format!("--config.label=org.opencontainers.image.{label}"));
+    let labels: Vec<String> = labels.collect();
     // The path is for `kubectl exec POD -- egress-agent status`.
     let path = "--config.env=PATH=/usr/bin";
     let entry = format!("--config.entrypoint={BINARY}");
-    image.assemble(root, &[&entry, path, &labels[0], &labels[1], &labels[2]])
+    let architecture = format!("--architecture={}", image.arch);
+    let mut config = vec![entry.as_str(), path, &architecture];
+    config.extend(labels.iter().map(String::as_str));
+    image.assemble(root, created, &config)
 }
 
 /// An index whose one image has this name, as containerd reads it and as the OCI image specification has it.
@@ -220,7 +264,10 @@ mod tests {
     /// What `ctr images import` and `kind load image-archive` make of the file is what the overlays ask for.
     #[test]
     fn the_archive_has_the_name_that_the_manifests_ask_for() {
-        let image = Image { folder: std::env::temp_dir().join(format!("egress-image-{}", std::process::id())) };
+        let image = Image {
+            arch: Arch::own(),
+            folder: std::env::temp_dir().join(format!("egress-image-{}", std::process::id())),
+        };
         fs::create_dir_all(image.layout().join("blobs/sha256")).expect("a folder");
         fs::write(image.layout().join("blobs/sha256/ab"), "{}").expect("a blob");
         fs::write(image.layout().join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("a file");

@@ -8,9 +8,11 @@
 //!
 //! `packages` installs distribution packages for run time (nft, tcpdump, ...); `ovn` unpacks Open vSwitch and OVN for the lab.
 
+mod arch;
 mod binaries;
 mod command;
 mod compiler;
+mod cross;
 mod debian;
 pub mod debs;
 mod image;
@@ -27,9 +29,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 
+pub use arch::Arch;
 pub use command::{Progress, cargo, is_root, output, run};
+pub use cross::cargo_for;
 use image::static_binaries;
-pub use image::{BINARY, Image, ImageArgs, image, names_an_interpreter};
+pub use image::{BINARY, Image, ImageArgs, Profile, image, image_for, names_an_interpreter};
 pub use paths::Paths;
 
 #[derive(Args, Clone, Debug, Default)]
@@ -81,7 +85,10 @@ pub fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     ensure_object(&paths, args, progress)?;
     let built = Built::expected(&paths, args.release);
     let arguments: &[&str] = if args.release { &["--release"] } else { &[] };
-    binaries::build(&paths.root, arguments, built.agent.parent().unwrap_or(&paths.target), progress)?;
+    let mut command = cargo();
+    // One place for the binaries, also where a configuration file names a target.
+    command.env_remove("CARGO_BUILD_TARGET");
+    binaries::build(command, &paths.root, arguments, built.agent.parent().unwrap_or(&paths.target), progress)?;
     Ok(built)
 }
 
@@ -89,7 +96,15 @@ pub fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
 pub fn ensure_built_static(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     let paths = Paths::find()?;
     let object = ensure_object(&paths, args, progress)?;
-    let [agent, router] = static_binaries(&paths, false, args.no_install, progress)?;
+    let [agent, router] = static_binaries(&paths, (Arch::own(), Profile::Release), args.no_install, progress)?;
+    Ok(Built { agent, router, object })
+}
+
+/// The same for another architecture, as `cargo xtask image --dev` has them.
+pub fn ensure_built_for(arch: Arch, no_install: bool, progress: &Progress) -> Result<Built> {
+    let paths = Paths::find()?;
+    let object = ensure_object(&paths, &BuildArgs { no_install, ..BuildArgs::default() }, progress)?;
+    let [agent, router] = static_binaries(&paths, (arch, Profile::Dev), no_install, progress)?;
     Ok(Built { agent, router, object })
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::Paths;
 use super::command::{Progress, output};
-use super::debs::{self, Lists};
+use super::debs::{self, PackageLists};
 
 const SUITE: &str = "trixie";
 const PACKAGES: [&str; 3] = ["openvswitch-switch", "ovn-central", "ovn-host"];
@@ -30,9 +30,9 @@ pub struct OvnPrograms {
 pub fn ensure(paths: &Paths, progress: &Progress) -> Result<OvnPrograms> {
     let folder = paths.ovn();
     if !folder.exists() {
-        let lists = Lists::OfRelease { suite: SUITE, folder: paths.lists_of(SUITE) };
-        let choose = || debs::closure(&lists, &PACKAGES, &OWN);
-        debs::fetch(&folder, "Open vSwitch and OVN", &lists, progress, choose, |_| Ok(()))?;
+        let lists = PackageLists::of_release(SUITE, paths);
+        let choose = || lists.closure(&PACKAGES, &OWN);
+        debs::fetch((&folder, "Open vSwitch and OVN"), &lists, progress, choose, |_| Ok(()))?;
     }
     OvnPrograms::expected(paths)
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::arch::Arch;
 use super::command::{is_root, run};
 
 /// What something is needed for.
@@ -26,6 +27,8 @@ pub enum Purpose {
     Fuzz,
     /// The container image, and starting it.
     Image,
+    /// The image for another architecture.
+    Cross(Arch),
     /// The plugins of a bridge CNI.
     Cni,
     /// Real nodes: a container runtime, and what their pods run. Never installed, since a runtime is a service of the machine.
@@ -48,7 +51,7 @@ const fn tool(program: &'static str, package: &'static str, purposes: &'static [
     Tool { program, debian: package, ubuntu: package, purposes }
 }
 
-use Purpose::{Cni, Fuzz, Guest, Image, Lab, Nodes, Programs, Traffic};
+use Purpose::{Cni, Cross, Fuzz, Guest, Image, Lab, Nodes, Programs, Traffic};
 
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", &[Lab, Traffic, Programs, Guest]),
@@ -60,6 +63,8 @@ const TOOLS: &[Tool] = &[
     tool("xz", "xz-utils", &[Guest]),
     tool("c++", "g++", &[Fuzz]),
     tool("musl-gcc", "musl-tools", &[Image]),
+    tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu", &[Cross(Arch::Arm64)]),
+    tool("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu", &[Cross(Arch::Amd64)]),
     tool("umoci", "umoci", &[Image, Nodes]),
     tool("runc", "runc", &[Image, Nodes]),
     tool("containerd", "containerd", &[Nodes]),
@@ -158,12 +163,13 @@ pub(super) fn update_lists() {
 
 /// As in a fresh image of a container or a cloud.
 pub(super) fn lists_are_empty() -> bool {
-    !has_lists(Path::new("/var/lib/apt/lists"))
+    are_empty(Path::new("/var/lib/apt/lists"))
 }
 
-pub(super) fn has_lists(folder: &Path) -> bool {
+/// Whether this folder of package lists has none.
+pub(super) fn are_empty(folder: &Path) -> bool {
     let is_list = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().contains("_Packages");
-    std::fs::read_dir(folder).into_iter().flatten().flatten().any(is_list)
+    !std::fs::read_dir(folder).into_iter().flatten().flatten().any(is_list)
 }
 
 fn apt_get() -> Command {

@@ -58,9 +58,9 @@ impl Paths {
         self.target.join("ovn")
     }
 
-    /// The package lists of another release of the distribution.
-    pub fn lists_of(&self, suite: &str) -> PathBuf {
-        self.target.join("package-lists").join(suite)
+    /// Packages of another architecture or release, and their lists.
+    pub fn packages(&self, of: &str) -> PathBuf {
+        self.target.join("packages").join(of)
     }
 
     /// The object that the benchmark runs programs with.

@@ -1,9 +1,9 @@
 //! `egress-agent trace`: predicts the verdict for a packet of a pod of this node, with the reason, without sending one.
 
 use std::collections::BTreeSet;
-use std::{fmt, io};
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::{fmt, io};
 
 use clap::Args;
 use egress_common::decide::from_overlay::Outer;

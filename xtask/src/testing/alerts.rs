@@ -8,8 +8,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
-use egress_toolchain::debs::{self, Lists};
-use egress_toolchain::{Paths, Progress, packages, run};
+use egress_toolchain::debs::PackageLists;
+use egress_toolchain::{Paths, Progress, debs, packages, run};
 
 const PROGRAM: &str = "promtool";
 /// That it comes in.
@@ -34,7 +34,8 @@ fn promtool(paths: &Paths, progress: &Progress) -> Result<PathBuf> {
     }
     let folder = paths.target.join(PACKAGE);
     if !folder.exists() {
-        debs::fetch(&folder, PROGRAM, &Lists::OfMachine, progress, || Ok(vec![PACKAGE.to_owned()]), |_| Ok(()))?;
+        let choose = || Ok(vec![PACKAGE.to_owned()]);
+        debs::fetch((&folder, PROGRAM), &PackageLists::OfMachine, progress, choose, |_| Ok(()))?;
     }
     Ok(debs::root(&folder).join("usr/bin").join(PROGRAM))
 }

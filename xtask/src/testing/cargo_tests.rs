@@ -176,7 +176,21 @@ fn follow(mut command: Command, outcome: &mut PartOutcome, mut seen: impl FnMut(
 
 /// Builds the tests and returns their programs.
 pub(super) fn binaries(targets: &[String], paths: &Paths) -> Result<Vec<PathBuf>> {
-    let mut command = cargo_test(targets, paths);
+    made(cargo_test(targets, paths))
+}
+
+/// The same for another target of the compiler, with a cargo that can build for it.
+pub(super) fn binaries_for(
+    mut cargo: Command,
+    target: &str,
+    targets: &[String],
+    paths: &Paths,
+) -> Result<Vec<PathBuf>> {
+    cargo.args(["test", "--target", target]).args(targets).current_dir(&paths.root);
+    made(cargo)
+}
+
+fn made(mut command: Command) -> Result<Vec<PathBuf>> {
     let text = output(command.args(["--no-run", "--message-format=json-render-diagnostics"]).stderr(Stdio::inherit()))?;
     let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let tests = messages.filter(|message| message["profile"]["test"] == true);

@@ -35,7 +35,7 @@ use egress_scenarios::nodes;
 use egress_toolchain::kubectl;
 use egress_toolchain::ovn;
 use egress_toolchain::packages::{self, Purpose};
-use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
+use egress_toolchain::{Arch, BuildArgs, Built, Paths, Progress, ensure_built};
 pub(crate) use fuzz::{FuzzArgs, fuzz};
 use kernels::SuiteRequest;
 pub(crate) use kernels::run_guest;
@@ -59,6 +59,9 @@ pub(crate) struct TestArgs {
     /// What is in the place of OVN-Kubernetes in tests on the lab
     #[arg(long, value_enum, default_value_t)]
     ground: Ground,
+    /// Architecture of these kernels, if not this machine's: agent and tests are cross-compiled
+    #[arg(long, value_enum, requires = "kernel")]
+    arch: Option<Arch>,
     /// Print the names of the tests, run none
     #[arg(long)]
     list: bool,
@@ -150,7 +153,8 @@ fn run_on_kernels(args: &TestArgs, summary: &mut Summary) -> Result<()> {
         on_lab.extend(lab::chosen(&tests, args.filter(), args.ground).filter(there).map(|test| test.name.to_owned()));
     }
     let arguments = cargo_tests::filtered(args.filter());
-    let request = SuiteRequest { targets, arguments, on_lab, ground: args.ground, no_install: args.no_install };
+    let arch = args.arch.unwrap_or(Arch::own());
+    let request = SuiteRequest { arch, targets, arguments, on_lab, ground: args.ground, no_install: args.no_install };
     kernels::run(&args.kernel, &request, summary).map(drop)
 }
 

@@ -88,6 +88,7 @@ fn here(args: &VerifierArgs, paths: &Paths, summary: &mut Summary) -> Result<Vec
 
 fn guests(args: &VerifierArgs, summary: &mut Summary) -> Result<Vec<String>> {
     let request = SuiteRequest {
+        arch: egress_toolchain::Arch::own(),
         targets: cargo_tests::named(BINARY),
         arguments: arguments(),
         on_lab: Vec::new(),

@@ -75,7 +75,7 @@ impl NodePrograms {
         fs::set_permissions(&busybox, fs::Permissions::from_mode(0o755))?;
         APPLETS.iter().try_for_each(|applet| symlink("busybox", root.join("bin").join(applet)))?;
         let made = Image::at(folder.join("box"));
-        made.assemble(&root, &["--config.env=PATH=/bin", "--config.entrypoint=/bin/sleep", "--config.cmd=1000000"])?;
+        made.assemble(&root, 0, &["--config.env=PATH=/bin", "--config.entrypoint=/bin/sleep", "--config.cmd=1000000"])?;
         let images = folder.join("images");
         fs::create_dir_all(&images)?;
         made.pack_into(&images.join("box.tar"), BOX)?;

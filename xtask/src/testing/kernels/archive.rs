@@ -2,7 +2,7 @@
 //! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
 //! Programs come from this machine, with the libraries that they are linked with: no second build, and the tests that
-//! run in the guest are the very files that run here.
+//! run in the guest are the very files that run here. A guest of another architecture has its own (`programs`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -12,8 +12,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::image::libraries;
-use egress_toolchain::{output, packages};
+use super::programs::GuestPrograms;
+use egress_toolchain::output;
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -49,7 +49,7 @@ impl Archive {
 
     /// A file of this machine that may be run, in another place and without what it is linked with.
     pub(super) fn copy(&mut self, path: &Path, source: &Path) -> Result<()> {
-        let bytes = self.stripped(source)?;
+        let bytes = fs::read(source).with_context(|| format!("read {}", source.display()))?;
         self.add(path, PROGRAM, &bytes)
     }
 
@@ -62,19 +62,21 @@ impl Archive {
         Ok(())
     }
 
-    /// A program of this machine and its libraries, without debug information where there is a tool to take it off.
-    pub(super) fn program(&mut self, path: &str, source: &Path) -> Result<()> {
-        for library in libraries(source)? {
-            let bytes = fs::read(&library).with_context(|| format!("read {}", library.display()))?;
-            self.add(&library, PROGRAM, &bytes)?;
+    /// A program and its libraries, without debug information where there is a tool to take it off.
+    pub(super) fn program(&mut self, programs: &GuestPrograms, path: &str, source: &Path) -> Result<()> {
+        for (library, place) in programs.libraries(source)? {
+            if !self.names.contains(&place) {
+                let bytes = fs::read(&library).with_context(|| format!("read {}", library.display()))?;
+                self.add(&place, PROGRAM, &bytes)?;
+            }
         }
-        let bytes = self.stripped(source)?;
+        let bytes = self.stripped(programs, source)?;
         self.add(Path::new(path), PROGRAM, &bytes)
     }
 
-    fn stripped(&self, source: &Path) -> Result<Vec<u8>> {
+    fn stripped(&self, programs: &GuestPrograms, source: &Path) -> Result<Vec<u8>> {
         let mut file = source;
-        if let Some(strip) = packages::find("strip") {
+        if let Some(strip) = programs.strip() {
             let mut command = Command::new(strip);
             if output(command.arg("-g").arg("-o").arg(&self.scratch).arg(source)).is_ok() {
                 file = &self.scratch;

@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use egress_toolchain::debs::{self, Lists};
-use egress_toolchain::{Paths, Progress, output};
+use egress_toolchain::debs::{self, PackageLists};
+use egress_toolchain::{Arch, Paths, Progress};
 
 /// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
 const WANTED: [&str; 22] = [
@@ -52,7 +52,7 @@ pub(super) struct KernelImage {
 
 /// Fetches and unpacks the newest kernel of this version, once. A folder that is there already is used as it is: that
 /// boots a kernel which is in no package list (see docs/kernel-support.md).
-pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Result<KernelImage> {
+pub(super) fn ensure(paths: &Paths, (version, arch): (&str, Arch), progress: &Progress) -> Result<KernelImage> {
     let is_version = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_digit())
             && text.chars().all(|c| c.is_ascii_alphanumeric() || ".+-~".contains(c))
@@ -60,22 +60,27 @@ pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Resul
     if !is_version(version) {
         bail!("{version:?} is no version of a kernel, like 6.1 or 6.12.117");
     }
-    let folder = paths.kernels().join(version);
+    let folder = paths.kernels().join(guest_name(version, arch));
     if !folder.exists() {
-        let choose = || newest(version).map(|name| vec![name]);
-        debs::fetch(&folder, &format!("Linux {version}"), &Lists::OfMachine, progress, choose, |_| Ok(()))?;
+        let packages =
+            if arch == Arch::own() { PackageLists::OfMachine } else { PackageLists::of_architecture(arch, paths) };
+        let choose = || newest(version, arch, &packages).map(|name| vec![name]);
+        let what = format!("Linux {version} for {arch}");
+        debs::fetch((&folder, &what), &packages, progress, choose, |_| Ok(()))?;
     }
     KernelImage::find(&debs::root(&folder)).with_context(|| format!("{}: remove it and try again", folder.display()))
 }
 
-fn newest(version: &str) -> Result<String> {
-    if std::env::consts::ARCH != "x86_64" {
-        bail!("kernels are fetched for x86_64 only");
-    }
+/// Of a kernel's files; this machine's architecture is not named.
+pub(super) fn guest_name(version: &str, arch: Arch) -> String {
+    if arch == Arch::own() { version.to_owned() } else { format!("{version}-{arch}") }
+}
+
+fn newest(version: &str, arch: Arch, packages: &PackageLists) -> Result<String> {
     let escaped = version.replace('.', "\\.").replace('+', "\\+");
-    let names = debs::search(&format!("^linux-image-{escaped}([.+-].*)?-cloud-amd64-unsigned$"))?;
+    let names = packages.search(&format!("^linux-image-{escaped}([.+-].*)?-cloud-{arch}-unsigned$"))?;
     let newest = names.into_iter().max_by_key(|name| numbers(name));
-    newest.with_context(|| format!("no package linux-image-{version}...-cloud-amd64-unsigned in the package lists"))
+    newest.with_context(|| format!("no package linux-image-{version}...-cloud-{arch}-unsigned in the package lists"))
 }
 
 /// The numbers in a name, so that 6.1.0-9 is before 6.1.0-10.
@@ -163,17 +168,6 @@ fn needs(module: &[u8]) -> Vec<String> {
     list.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect()
 }
 
-/// The libraries that a program is linked with, the loader included, as the loader finds them.
-pub(super) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let text = output(Command::new("ldd").arg(program))?;
-    Ok(text.lines().filter_map(library).collect())
-}
-
-/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)` or `/lib64/ld-linux-x86-64.so.2 (0x...)`.
-fn library(line: &str) -> Option<PathBuf> {
-    line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,13 +184,5 @@ mod tests {
         assert_eq!(needs(module), ["udp_tunnel", "ip6_udp_tunnel"]);
         assert_eq!(needs(b"license=GPL\0depends=\0name=veth\0"), [""; 0]);
         assert_eq!(needs(b"no module"), [""; 0]);
-    }
-
-    #[test]
-    fn libraries_are_read_as_ldd_prints_them() {
-        let path = |line| library(line).map(|path| path.display().to_string());
-        assert_eq!(path("\tlinux-vdso.so.1 (0x00007ffd)"), None);
-        assert_eq!(path("\tlibc.so.6 => /lib/libc.so.6 (0x0000)").as_deref(), Some("/lib/libc.so.6"));
-        assert_eq!(path("\t/lib64/ld-linux-x86-64.so.2 (0x0)").as_deref(), Some("/lib64/ld-linux-x86-64.so.2"));
     }
 }

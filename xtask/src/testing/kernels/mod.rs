@@ -6,6 +6,8 @@
 //! the `plan` of tests), `qemu` runs it, and `watch` counts results and ends a guest that dies or hangs. Inside: `guest` is the
 //! first process, `suite` runs each test in a process of its own, `pace` scales time limits by the guest's speed.
 //!
+//! A guest of another architecture (`--arch`) has test binaries that are cross-compiled, and `programs` from packages.
+//!
 //! Only programs that tests call (`ip`, `tc`, ...) are installed, and nothing else needs root. Without KVM the guest is emulated.
 
 mod archive;
@@ -14,11 +16,13 @@ mod image;
 mod line;
 mod pace;
 mod plan;
+mod programs;
 mod qemu;
 mod suite;
 mod watch;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,10 +36,13 @@ use archive::Archive;
 use egress_lab::topology::builder::{GROUND, Ground};
 use egress_toolchain::ovn::{self, OvnPrograms};
 use egress_toolchain::packages::{self, Purpose};
-use egress_toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, output};
+use egress_toolchain::{
+    Arch, BuildArgs, Built, Paths, Progress, cargo_for, ensure_built, ensure_built_for, output, run as run_command,
+};
 pub(crate) use guest::run as run_guest;
 use image::KernelImage;
 use plan::{KernelPlan, MODULES, PLAN, PROGRAMS, Suite, TARGET};
+use programs::GuestPrograms;
 use qemu::{Accelerator, CPUS, Qemu};
 use watch::SilenceLimits;
 
@@ -68,6 +75,8 @@ const KVM_LIMITS: SilenceLimits = SilenceLimits { boot: Duration::from_secs(20),
 /// What to run on each kernel.
 #[derive(Debug)]
 pub(super) struct SuiteRequest {
+    /// Of the guests.
+    pub(super) arch: Arch,
     /// Arguments of cargo that choose the test binaries.
     pub(super) targets: Vec<String>,
     /// Arguments of the test binaries.
@@ -87,18 +96,26 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
     if !request.on_lab.is_empty() {
         packages::ensure(Purpose::Lab, !no_install)?;
     }
+    if request.ground.is_ovn() && request.arch != Arch::own() {
+        bail!("OVN runs in a guest of this machine's architecture alone");
+    }
     let ovn = request.ground.is_ovn().then(|| ovn::ensure(&paths, &progress)).transpose()?;
-    let qemu = Qemu::ensure(&paths, &progress)?;
-    let images = versions.iter().map(|version| image::ensure(&paths, version, &progress));
+    let arch = request.arch;
+    let qemu = Qemu::ensure(&paths, arch, &progress)?;
+    let programs = GuestPrograms::ensure(&paths, arch, &progress)?;
+    let images = versions.iter().map(|version| image::ensure(&paths, (version, arch), &progress));
     let images = images.collect::<Result<Vec<KernelImage>>>()?;
     progress.step("the eBPF object and the tests");
-    let built = ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
+    let (built, init) = match arch == Arch::own() {
+        true => (ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?, "/proc/self/exe".into()),
+        false => foreign(&paths, request, &progress)?,
+    };
     let mut tests = match &request.targets[..] {
         [] => Vec::new(),
-        targets => cargo_tests::binaries(targets, &paths)?,
+        targets => guest_tests(targets, request, &paths, &progress)?,
     };
     // The dear ones last, whatever cargo's order.
-    tests.sort_by_key(|test| name_of(test).is_ok_and(|name| name == DATAPLANE));
+    tests.sort_by_key(|test| test.name == DATAPLANE);
     let lines = RefCell::new(Vec::new());
     for (version, image) in versions.iter().zip(&images) {
         let start = Instant::now();
@@ -107,9 +124,11 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
             ovn: ovn.as_ref(),
             paths: &paths,
             built: &built,
+            init: &init,
+            programs: &programs,
             qemu: &qemu,
             progress: &progress,
-            version,
+            version: &image::guest_name(version, arch),
             image,
             lines: &lines,
         };
@@ -122,12 +141,60 @@ pub(super) fn run(versions: &[String], request: &SuiteRequest, summary: &mut Sum
     Ok(lines.into_inner())
 }
 
+/// The agent, the router and this program, built for the guests.
+fn foreign(paths: &Paths, request: &SuiteRequest, progress: &Progress) -> Result<(Built, PathBuf)> {
+    let (arch, install) = (request.arch, !request.no_install);
+    let built = ensure_built_for(arch, request.no_install, progress)?;
+    let mut cargo = cargo_for(paths, arch, install, progress)?;
+    cargo.args(["build", "--package", "xtask", "--target", arch.target()]).current_dir(&paths.root);
+    run_command(&mut cargo).context("build the guest's first process")?;
+    let init = built.agent.with_file_name("xtask");
+    Ok((built, init))
+}
+
+/// A test binary for the guest, and this machine's of the same source, which lists its tests.
+struct GuestTest {
+    name: String,
+    listing: PathBuf,
+    program: PathBuf,
+}
+
+fn guest_tests(
+    targets: &[String],
+    request: &SuiteRequest,
+    paths: &Paths,
+    progress: &Progress,
+) -> Result<Vec<GuestTest>> {
+    let here = cargo_tests::binaries(targets, paths)?;
+    let named = |program: PathBuf| Ok((name_of(&program)?, program));
+    let here = here.into_iter().map(named).collect::<Result<Vec<_>>>()?;
+    if request.arch == Arch::own() {
+        return Ok(here
+            .into_iter()
+            .map(|(name, program)| GuestTest { name, listing: program.clone(), program })
+            .collect());
+    }
+    let cargo = cargo_for(paths, request.arch, !request.no_install, progress)?;
+    let built = cargo_tests::binaries_for(cargo, request.arch.target(), targets, paths)?;
+    let mut built = built.into_iter().map(named).collect::<Result<BTreeMap<_, _>>>()?;
+    // The distribution's plugins that it calls are of this machine.
+    let wanted = here.into_iter().filter(|(name, _)| name != ROUTER_TESTS);
+    let pair = |(name, listing)| {
+        let program = built.remove(&name).with_context(|| format!("cargo built no {name} for the guest"))?;
+        Ok(GuestTest { name, listing, program })
+    };
+    wanted.map(pair).collect()
+}
+
 /// One kernel and what runs it.
 struct KernelRun<'a> {
     /// For tests on this ground.
     ovn: Option<&'a OvnPrograms>,
     paths: &'a Paths,
     built: &'a Built,
+    /// This program, for the guest.
+    init: &'a Path,
+    programs: &'a GuestPrograms,
     qemu: &'a Qemu,
     progress: &'a Progress,
     version: &'a str,
@@ -137,7 +204,7 @@ struct KernelRun<'a> {
 }
 
 impl KernelRun<'_> {
-    fn test(&self, tests: &[PathBuf], request: &SuiteRequest, outcome: &mut PartOutcome) -> Result<()> {
+    fn test(&self, tests: &[GuestTest], request: &SuiteRequest, outcome: &mut PartOutcome) -> Result<()> {
         let root = self.paths.kernels().join(format!("root-{}.cpio", self.version));
         self.progress.step(&format!("{}: packing the guest's root", self.version));
         self.pack(&root, tests, request)?;
@@ -154,17 +221,17 @@ impl KernelRun<'_> {
         self.paths.kernels().join(format!("console-{}.log", self.version))
     }
 
-    fn pack(&self, root: &Path, tests: &[PathBuf], request: &SuiteRequest) -> Result<()> {
+    fn pack(&self, root: &Path, tests: &[GuestTest], request: &SuiteRequest) -> Result<()> {
         let arguments = &request.arguments[..];
         let mut archive = Archive::create(root)?;
         for folder in ["/dev", "/proc", "/sys", "/run", "/tmp"] {
             archive.folder(folder)?;
         }
         // A copy: other programs are asked about it, and cargo may replace the file that we were started from.
-        let init = root.with_extension("init");
-        fs::copy("/proc/self/exe", &init).with_context(|| format!("copy this program to {}", init.display()))?;
-        archive.program("/init", &init)?;
-        called(&mut archive, &CALLED)?;
+        let (programs, init) = (self.programs, root.with_extension("init"));
+        fs::copy(self.init, &init).with_context(|| format!("copy this program to {}", init.display()))?;
+        archive.program(programs, "/init", &init)?;
+        called(&mut archive, programs, &CALLED)?;
         let (host_pace, _) = pace::measure("ip")?;
         let mut plan = KernelPlan { modules: Vec::new(), suites: Vec::new(), host_pace };
         for (name, bytes) in self.image.modules(self.ovn.is_some())? {
@@ -172,30 +239,30 @@ impl KernelRun<'_> {
             plan.modules.push(name);
         }
         for test in tests {
-            let name = name_of(test)?;
+            let GuestTest { name, listing, program: test } = test;
             let program = format!("/tests/{name}");
-            archive.program(&program, test)?;
+            archive.program(programs, &program, test)?;
             // It calls the program that cargo has made beside it, where cargo has made it.
             if let (ROUTER_TESTS, Some(folder)) = (name.as_str(), test.parent().and_then(Path::parent)) {
                 let router = folder.join(ROUTER);
-                archive.program(&router.to_string_lossy(), &router)?;
+                archive.program(programs, &router.to_string_lossy(), &router)?;
                 // iproute2 has a `bridge` too.
                 let ipam = packages::find(IPAM).with_context(|| format!("there is no {IPAM}"))?;
                 for plugin in [ipam.with_file_name("bridge"), ipam] {
                     let name = plugin.file_name().context("a plugin without a name")?;
-                    archive.program(&format!("{PLUGINS}/{}", name.to_string_lossy()), &plugin)?;
+                    archive.program(programs, &format!("{PLUGINS}/{}", name.to_string_lossy()), &plugin)?;
                 }
             }
             // Who names the binary wants all of its tests.
             let is_whole = matches!(arguments, [filter] if name.contains(filter.as_str()));
-            let tests = listed(test, if is_whole { &[] } else { arguments })?;
-            plan.suites.extend(suites(&name, &program, &tests, arguments));
+            let tests = listed(listing, if is_whole { &[] } else { arguments })?;
+            plan.suites.extend(suites(name, &program, &tests, arguments));
         }
         if !request.on_lab.is_empty() {
-            called(&mut archive, &CALLED_ON_LAB)?;
+            called(&mut archive, programs, &CALLED_ON_LAB)?;
             let there = Built::expected(&Paths { target: PathBuf::from(TARGET), ..self.paths.clone() }, false);
-            archive.program(&there.agent.to_string_lossy(), &self.built.agent)?;
-            archive.program(&there.router.to_string_lossy(), &self.built.router)?;
+            archive.program(programs, &there.agent.to_string_lossy(), &self.built.agent)?;
+            archive.program(programs, &there.router.to_string_lossy(), &self.built.router)?;
             archive.tree(&self.paths.root.join("deploy"))?;
             archive.file(Path::new(AUTHORITIES))?;
             if let Some(ovn) = self.ovn {
@@ -217,6 +284,8 @@ impl KernelRun<'_> {
     fn accelerators(&self) -> Vec<Accelerator> {
         let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
         let emulated = [Accelerator::Tcg; 2];
+        // KVM runs this machine's architecture.
+        let kvm = kvm && self.qemu.is_native();
         let first = (kvm && !self.no_kvm().exists()).then_some(Accelerator::Kvm);
         first.into_iter().chain(emulated).collect()
     }
@@ -251,10 +320,9 @@ impl KernelRun<'_> {
     }
 }
 
-fn called(archive: &mut Archive, programs: &[&str]) -> Result<()> {
-    for name in programs {
-        let program = packages::find(name).with_context(|| format!("there is no {name}"))?;
-        archive.program(&format!("{PROGRAMS}/{name}"), &program)?;
+fn called(archive: &mut Archive, programs: &GuestPrograms, names: &[&str]) -> Result<()> {
+    for name in names {
+        archive.program(programs, &format!("{PROGRAMS}/{name}"), &programs.find(name)?)?;
     }
     Ok(())
 }

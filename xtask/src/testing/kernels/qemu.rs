@@ -3,13 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use egress_toolchain::debs::{self, Lists};
-use egress_toolchain::{Paths, Progress, packages};
+use egress_toolchain::debs::{self, PackageLists};
+use egress_toolchain::{Arch, Paths, Progress, packages};
 
-const PROGRAM: &str = "qemu-system-x86_64";
-const PACKAGES: [&str; 1] = ["qemu-system-x86"];
 /// What qemu reads at run time, beside the libraries.
 const OWN: [&str; 2] = ["qemu-system-", "seabios"];
 
@@ -17,15 +15,15 @@ const OWN: [&str; 2] = ["qemu-system-", "seabios"];
 pub(super) const CPUS: usize = 2;
 
 /// A kernel that complains of itself has failed the test: it stops at once, with its reason on the console; one whose
-/// processor is stuck for two minutes does too. The check of
-/// the timer is left out because a busy machine's guest may not pass it. The second line is speed alone: a translated
-/// guest pays most for memory that the verifier asks for, and tests wait for readers of the kernel's tables. A word that the
-/// kernel does not know goes to the first process, which would not start.
-const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic watchdog_thresh=60 softlockup_panic=1 \
-    mitigations=off no_timer_check init_on_alloc=0 hardened_usercopy=off rcupdate.rcu_expedited=1 -- guest";
+/// processor is stuck for two minutes does too. The second line is speed alone: a translated guest pays most for memory that the
+/// verifier asks for, and tests wait for readers of the kernel's tables. A word that the kernel does not know goes to the first
+/// process, which would not start.
+const KERNEL_ARGUMENTS: &str = "quiet panic=-1 oops=panic watchdog_thresh=60 softlockup_panic=1 \
+    mitigations=off init_on_alloc=0 hardened_usercopy=off rcupdate.rcu_expedited=1 -- guest";
 
 /// qemu, and what it needs to find its libraries where it is unpacked and not installed.
 pub(super) struct Qemu {
+    arch: Arch,
     program: PathBuf,
     libraries: Option<std::ffi::OsString>,
 }
@@ -40,22 +38,50 @@ pub(super) enum Accelerator {
 }
 
 impl Qemu {
-    pub(super) fn ensure(paths: &Paths, progress: &Progress) -> Result<Self> {
-        if std::env::consts::ARCH != "x86_64" {
-            bail!("other kernels are run on x86_64 only");
+    pub(super) fn ensure(paths: &Paths, arch: Arch, progress: &Progress) -> Result<Self> {
+        let (name, package, folder) = match arch {
+            Arch::Amd64 => ("qemu-system-x86_64", "qemu-system-x86", "qemu"),
+            Arch::Arm64 => ("qemu-system-aarch64", "qemu-system-arm", "qemu-arm"),
+        };
+        if let Some(program) = packages::find(name) {
+            return Ok(Self { arch, program, libraries: None });
         }
-        if let Some(program) = packages::find(PROGRAM) {
-            return Ok(Self { program, libraries: None });
-        }
-        let folder = paths.kernels().join("qemu");
+        let folder = paths.kernels().join(folder);
         if !folder.exists() {
-            let lists = Lists::OfMachine;
-            debs::fetch(&folder, "qemu", &lists, progress, || debs::closure(&lists, &PACKAGES, &OWN), |_| Ok(()))?;
+            let choose = || PackageLists::OfMachine.closure(&[package], &OWN);
+            debs::fetch((&folder, name), &PackageLists::OfMachine, progress, choose, |_| Ok(()))?;
         }
         let root = debs::root(&folder);
-        let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|library| root.join(library));
+        let multiarch = Arch::own().multiarch();
+        let libraries = [format!("usr/lib/{multiarch}"), format!("lib/{multiarch}")].map(|library| root.join(library));
         let libraries = std::env::join_paths(libraries).context("the target folder's name has a colon")?;
-        Ok(Self { program: root.join("usr/bin").join(PROGRAM), libraries: Some(libraries) })
+        Ok(Self { arch, program: root.join("usr/bin").join(name), libraries: Some(libraries) })
+    }
+
+    pub(super) fn is_native(&self) -> bool {
+        self.arch == Arch::own()
+    }
+
+    /// By translation, without what guards the kernel from its programs: each guard costs time.
+    const fn translated(&self) -> [&'static str; 2] {
+        match self.arch {
+            // Page tables of four levels. String instructions are translated byte by byte, and the verifier copies much: the kernel
+            // must not think them fast.
+            Arch::Amd64 => ["-cpu", "max,la57=off,smap=off,smep=off,pku=off,erms=off,fsrm=off"],
+            Arch::Arm64 => ["-cpu", "max,pauth=off"],
+        }
+    }
+
+    /// The serial lines, the kernel's console into the file `console`, and the guest's line to our pipe.
+    fn lines(&self, command: &mut Command, console: &Path) {
+        let mut to_file = std::ffi::OsString::from("file:");
+        to_file.push(console);
+        command.arg("-serial").arg(to_file);
+        match self.arch {
+            Arch::Amd64 => command.args(["-serial", "stdio"]),
+            // The board has one line; the second is on the bus.
+            Arch::Arm64 => command.args(["-chardev", "stdio,id=line", "-device", "pci-serial,chardev=line"]),
+        };
     }
 
     /// A machine that boots the kernel, writes the kernel's console into a file and its second serial line to our pipe,
@@ -68,17 +94,17 @@ impl Qemu {
         match accelerator {
             // Where we are in a guest ourselves, that register may be refused.
             Accelerator::Kvm => command.args(["-accel", "kvm", "-cpu", "max,-arch-capabilities"]),
-            // Without what guards the kernel from its programs, and with page tables of four levels: each costs time. String
-            // instructions are translated byte by byte, and the verifier copies much: the kernel must not think them fast.
-            Accelerator::Tcg => command.args([
-                "-accel",
-                "tcg,thread=multi",
-                "-cpu",
-                "max,la57=off,smap=off,smep=off,pku=off,erms=off,fsrm=off",
-            ]),
+            Accelerator::Tcg => command.args(["-accel", "tcg,thread=multi"]).args(self.translated()),
         };
-        let mut to_file = std::ffi::OsString::from("file:");
-        to_file.push(console);
+        let console_line = match self.arch {
+            // The check of the timer is left out because a busy machine's guest may not pass it.
+            Arch::Amd64 => "ttyS0 no_timer_check",
+            Arch::Arm64 => {
+                command.args(["-machine", "virt,gic-version=3"]);
+                "ttyAMA0"
+            }
+        };
+        self.lines(&mut command, console);
         command
             .args([
                 "-smp",
@@ -93,14 +119,11 @@ impl Qemu {
                 "none",
                 "-no-reboot",
             ])
-            .arg("-serial")
-            .arg(to_file)
-            .args(["-serial", "stdio"])
             .arg("-kernel")
             .arg(vmlinuz)
             .arg("-initrd")
             .arg(root)
-            .args(["-append", KERNEL_ARGUMENTS])
+            .args(["-append", &format!("console={console_line} {KERNEL_ARGUMENTS}")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         command
