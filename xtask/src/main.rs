@@ -2,12 +2,14 @@
 //!
 //! - `checks`: generated files, manual pages, lints, dependencies.
 //! - `documents`: that commands and links of the documents hold.
+//! - `release`: the artefacts of a release.
 //! - `testing`: `cargo xtask test` and its parts.
 //!
 //! All else is in crates: `egress-toolchain` builds, `egress-lab` is the test cluster, `egress-scenarios` is what is played on it.
 
 mod checks;
 mod documents;
+mod release;
 mod testing;
 
 use std::process::ExitCode;
@@ -27,6 +29,8 @@ enum Command {
     Build(egress_toolchain::BuildArgs),
     /// Make a container image of egress-agent and egress-router: two static binaries on an empty base
     Image(egress_toolchain::ImageArgs),
+    /// Make what a release has: images of all architectures, manifests, SBOM, notes, checksums
+    Release(release::ReleaseArgs),
     /// Bring up the lab with real agents and play the story of an egress IP on it
     Run(egress_scenarios::story::StoryArgs),
     /// Bring up the lab's network alone, without agents and without an API server
@@ -70,6 +74,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Build(args) => done(egress_toolchain::build(&args)),
         Command::Image(args) => done(egress_toolchain::image(&args)),
+        Command::Release(args) => done(release::release(&args)),
         Command::Run(args) => done(egress_scenarios::story::run(&args)),
         Command::Lab(args) => done(egress_lab::hold::run(&args)),
         Command::Bench(args) => done(egress_scenarios::bench::run(&args)),

@@ -1,0 +1,234 @@
+//! `cargo xtask release`: everything that a release has, below `target/release-artifacts`.
+//!
+//! Only what is committed is released: the tree must be clean, and the changelog must have a section of Cargo.toml's version. That
+//! version is the tag of the images, and here alone it gets into the manifests. Times are the commit's, so a second run has the
+//! same checksums. Nothing is uploaded.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use egress_toolchain::{Arch, Image, Paths, Profile, Progress, cargo, image_for, kubectl, output, run};
+
+#[derive(Args, Debug)]
+pub(crate) struct ReleaseArgs {
+    /// Where the sources are, for the images' label `org.opencontainers.image.source`
+    #[arg(long, value_name = "URL")]
+    source: String,
+    /// Name of the image in the manifests, with the registry and without a tag
+    #[arg(long, value_name = "NAME", default_value = "localhost/egress-agent")]
+    image: String,
+    /// Only the image of this architecture, instead of all; may be given several times
+    #[arg(long, value_enum)]
+    arch: Vec<Arch>,
+    /// Build the binaries without optimisations: quicker, for trying a release
+    #[arg(long)]
+    dev: bool,
+    /// Never install a distribution package, a toolchain component or a tool: name what is missing and stop
+    #[arg(long)]
+    no_install: bool,
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Makes the SBOM. Of this version, so that a later one changes no checksum.
+const SBOM_TOOL: &str = "cargo-cyclonedx";
+const SBOM_TOOL_VERSION: &str = "0.5.9";
+/// What is in the image: the binaries, and the eBPF object inside of the agent.
+const SBOM_OF: [&str; 3] = ["egress-agent", "egress-router", "egress-ebpf"];
+
+pub(crate) fn release(args: &ReleaseArgs) -> Result<()> {
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    let revision = Revision::of_head(&paths.root)?;
+    let changelog = paths.root.join("CHANGELOG.md");
+    let changelog = fs::read_to_string(&changelog).with_context(|| format!("read {}", changelog.display()))?;
+    let notes = notes(&changelog, VERSION)?;
+    let Some(kubectl) = kubectl::find() else { bail!("missing: kubectl 1.27 or later, which renders the manifests") };
+    let tool = sbom_tool(&paths, args.no_install, &progress)?;
+
+    let out = paths.target.join("release-artifacts");
+    let work = paths.target.join("release-work");
+    for folder in [&out, &work] {
+        if folder.exists() {
+            fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;
+        }
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    }
+    fs::write(out.join("release-notes.md"), notes)?;
+    export(&paths.root, &work)?;
+    progress.step("manifests");
+    manifests(&work.join("deploy/overlays"), &args.image, (&kubectl, &out))?;
+    progress.step("SBOM");
+    sboms(&tool, &work, &revision, &out)?;
+    for arch in Arch::ALL.into_iter().filter(|arch| args.arch.is_empty() || args.arch.contains(arch)) {
+        let image = Image::in_folder(work.join(format!("image-{arch}")), arch);
+        let labels = [format!("source={}", args.source), format!("revision={}", revision.hash)];
+        let profile = if args.dev { Profile::Dev } else { Profile::Release };
+        image_for(&paths, &image, (profile, revision.time), &labels, args.no_install, &progress)?;
+        let archive = image.archive();
+        let name = archive.file_name().context("an archive without a name")?;
+        // The name that the manifests ask for.
+        image.pack_into(&out.join(name), &format!("{}:{VERSION}", args.image))?;
+    }
+    checksums(&out)?;
+    progress.step(&format!("ready: {}", out.display()));
+    Ok(())
+}
+
+/// The commit that is released.
+struct Revision {
+    hash: String,
+    /// In seconds since 1970.
+    time: u64,
+}
+
+impl Revision {
+    fn of_head(root: &Path) -> Result<Self> {
+        let git = |arguments: &[&str]| output(Command::new("git").args(arguments).current_dir(root));
+        let changed = git(&["status", "--porcelain"])?;
+        if let Some(first) = changed.lines().next() {
+            bail!("the tree has changes that are not committed ({}): commit or remove them", first.trim());
+        }
+        let text = git(&["log", "-1", "--format=%H %ct"])?;
+        let (hash, time) = text.trim().split_once(' ').context("git has no commit")?;
+        Ok(Self { hash: hash.to_owned(), time: time.parse().context("the commit's time")? })
+    }
+}
+
+/// The section of this version, without its heading.
+fn notes(changelog: &str, version: &str) -> Result<String> {
+    let heading = format!("## [{version}]");
+    let mut lines = changelog.lines().skip_while(|line| !line.starts_with(&heading)).skip(1);
+    let section: Vec<&str> = lines.by_ref().take_while(|line| !line.starts_with("## ")).collect();
+    let text = section.join("\n").trim().to_owned();
+    if text.is_empty() {
+        bail!("CHANGELOG.md has no section `{heading}`, or an empty one: Cargo.toml's version is {version}");
+    }
+    Ok(text + "\n")
+}
+
+/// The committed files: what tools write beside the sources does not get into the clone.
+fn export(root: &Path, work: &Path) -> Result<()> {
+    let archive = work.join("sources.tar");
+    run(Command::new("git").args(["archive", "--output"]).arg(&archive).arg("HEAD").current_dir(root))?;
+    run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(work))?;
+    Ok(fs::remove_file(&archive)?)
+}
+
+/// Each overlay in one file, with the image's name and tag.
+fn manifests(overlays: &Path, image: &str, (kubectl, out): (&Path, &Path)) -> Result<()> {
+    for entry in fs::read_dir(overlays).with_context(|| format!("read {}", overlays.display()))? {
+        let overlay = entry?.path();
+        let file = overlay.join("kustomization.yaml");
+        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        fs::write(&file, with_image(&text, image, VERSION).with_context(|| file.display().to_string())?)?;
+        let rendered = output(Command::new(kubectl).arg("kustomize").arg(&overlay))?;
+        let name = overlay.file_name().context("an overlay without a name")?.to_string_lossy().into_owned();
+        fs::write(out.join(format!("manifests-{name}.yaml")), rendered)?;
+    }
+    Ok(())
+}
+
+/// A kustomization that names this image.
+fn with_image(kustomization: &str, name: &str, tag: &str) -> Result<String> {
+    let mut found = [0; 2];
+    let line = |line: &str| {
+        let indent = &line[..line.len() - line.trim_start().len()];
+        for (number, (key, value)) in [("newName:", name), ("newTag:", tag)].into_iter().enumerate() {
+            if line.trim_start().starts_with(key) {
+                found[number] += 1;
+                return format!("{indent}{key} {value}\n");
+            }
+        }
+        format!("{line}\n")
+    };
+    let text = kustomization.lines().map(line).collect();
+    if found != [1, 1] {
+        bail!("it names {} images and {} tags, not one of each", found[0], found[1]);
+    }
+    Ok(text)
+}
+
+fn sbom_tool(paths: &Paths, no_install: bool, progress: &Progress) -> Result<PathBuf> {
+    let root = paths.target.join("tools").join(format!("{SBOM_TOOL}-{SBOM_TOOL_VERSION}"));
+    let program = root.join("bin").join(SBOM_TOOL);
+    if program.exists() {
+        return Ok(program);
+    }
+    if no_install {
+        bail!(
+            "missing: {SBOM_TOOL} {SBOM_TOOL_VERSION}; leave out --no-install, which installs it below {}",
+            root.display()
+        );
+    }
+    progress
+        .step(&format!("installing {SBOM_TOOL} {SBOM_TOOL_VERSION} below the target folder, which takes some minutes"));
+    let mut command = cargo();
+    command.args(["install", SBOM_TOOL, "--version", SBOM_TOOL_VERSION, "--locked", "--quiet", "--root"]).arg(&root);
+    run(command.current_dir(&paths.target))?;
+    Ok(program)
+}
+
+/// One file for each of [`SBOM_OF`], for all architectures, in CycloneDX's format.
+fn sboms(tool: &Path, work: &Path, revision: &Revision, out: &Path) -> Result<()> {
+    for manifest in ["Cargo.toml", "egress-ebpf/Cargo.toml"] {
+        let mut command = Command::new(tool);
+        // Without what only builds: it is not in the image.
+        command.args(["cyclonedx", "--format", "json", "--spec-version", "1.5", "--target", "all", "--no-build-deps"]);
+        command.args(["--quiet", "--manifest-path"]).arg(work.join(manifest));
+        output(command.env("SOURCE_DATE_EPOCH", revision.time.to_string()))?;
+    }
+    for name in SBOM_OF {
+        let made = work.join(name).join(format!("{name}.cdx.json"));
+        let copied = fs::copy(&made, out.join(format!("{name}-{VERSION}.cdx.json")));
+        copied.with_context(|| format!("copy {}", made.display()))?;
+    }
+    Ok(())
+}
+
+/// `SHA256SUMS`, for `sha256sum --check`.
+fn checksums(out: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(out).with_context(|| format!("read {}", out.display()))? {
+        files.push(entry?.file_name());
+    }
+    files.sort();
+    let sums = output(Command::new("sha256sum").args(&files).current_dir(out))?;
+    Ok(fs::write(out.join("SHA256SUMS"), sums)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_the_section_of_the_version() {
+        let changelog =
+            "# Changelog\n\n## [Unreleased]\n\n- new\n\n## [0.2.0] - 2027\n\n### Added\n\n- a\n\n## [0.1.0]\n\n- b\n";
+        assert_eq!(notes(changelog, "0.2.0").expect("a section"), "### Added\n\n- a\n");
+        assert_eq!(notes(changelog, "0.1.0").expect("the last one"), "- b\n");
+        for absent in ["0.3.0", "0.1", "0.2"] {
+            assert!(notes(changelog, absent).is_err(), "{absent}");
+        }
+        assert!(notes("## [0.1.0]\n\n## [0.0.1]\n- x\n", "0.1.0").is_err(), "an empty section");
+    }
+
+    /// The name and the tag of every overlay are replaced, and nothing else of it.
+    #[test]
+    fn each_overlay_gets_the_released_image() {
+        let overlays = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/overlays");
+        for entry in fs::read_dir(overlays).expect("a folder") {
+            let file = entry.expect("an overlay").path().join("kustomization.yaml");
+            let before = fs::read_to_string(&file).expect("a kustomization");
+            let after = with_image(&before, "registry.example/egress-agent", "9.9.9").expect("one image");
+            let changed: Vec<_> = after.lines().filter(|line| !before.lines().any(|known| known == *line)).collect();
+            let expected = ["  newName: registry.example/egress-agent", "  newTag: 9.9.9"];
+            assert_eq!(changed, expected, "{}", file.display());
+            assert_eq!(after.lines().count(), before.lines().count());
+        }
+        assert!(with_image("resources: []\n", "a", "b").is_err());
+    }
+}
