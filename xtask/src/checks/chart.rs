@@ -50,11 +50,21 @@ fn field_of_pod(field: &str, value: &str) -> String {
 const AGENT_PRIORITY: &str = "      priorityClassName: system-node-critical\n";
 const CONTROLLER_PRIORITY: &str = "      priorityClassName: system-cluster-critical\n";
 
-/// Where pods run, of agents or of controllers.
+/// The priority and the pull secrets, of agents or of controllers.
 fn placement(of: &str) -> String {
-    let selector = field_of_pod("nodeSelector", &format!("{of}.nodeSelector"));
     let secrets = field_of_pod("imagePullSecrets", "imagePullSecrets");
-    format!("      priorityClassName: {{{{ .Values.{of}.priorityClassName }}}}\n{selector}{secrets}")
+    format!("      priorityClassName: {{{{ .Values.{of}.priorityClassName }}}}\n{secrets}")
+}
+
+/// More labels of the nodes where they run.
+fn node_selector(of: &str) -> Edit {
+    const OS: &str = "      nodeSelector:\n        kubernetes.io/os: linux\n";
+    edit(
+        OS,
+        format!(
+            "{OS}        {{{{- with .Values.{of}.nodeSelector }}}}\n        {{{{- toYaml . | nindent 8 }}}}\n        {{{{- end }}}}\n"
+        ),
+    )
 }
 
 const ALL_TOLERATIONS: &str = "      tolerations:\n      - operator: Exists\n";
@@ -123,6 +133,7 @@ pub(super) fn agents() -> Result<String> {
         edit(" docs/install.md has the patch.\n", "\n"),
         edit("      maxUnavailable: 1\n", "      maxUnavailable: {{ .Values.agent.maxUnavailable }}\n"),
         edit(AGENT_PRIORITY, placement("agent")),
+        node_selector("agent"),
         edit(ALL_TOLERATIONS, field_of_pod("tolerations", "agent.tolerations")),
         edits(2, "        securityContext:\n", format!("        securityContext:\n{SE_LINUX}")),
         edit(
@@ -166,6 +177,7 @@ pub(super) fn controllers() -> Result<String> {
         edit(POD_LABELS, POD_LABELS_OF_BOTH),
         edit("      annotations:\n", CHECKSUMS),
         edit(CONTROLLER_PRIORITY, placement("controller")),
+        node_selector("controller"),
         edit(
             "          value: 127.0.0.1:9478\n",
             "          value: {{ printf \"%s:9478\" (include \"egress-agent.metricsAddress\" .) | quote }}\n",
@@ -204,6 +216,7 @@ pub(super) fn cleanup() -> Result<String> {
         ),
         edit("      automountServiceAccountToken: false\n", account),
         edit(AGENT_PRIORITY, placement("agent")),
+        node_selector("agent"),
         edit(ALL_TOLERATIONS, field_of_pod("tolerations", "agent.tolerations")),
         edit("        securityContext: &security\n", format!("        securityContext: &security\n{SE_LINUX}")),
         edit(SECCOMP, SECCOMP_OF_VALUES),

@@ -106,14 +106,14 @@ const DROP: &str = "1000";
 const ALLOW: &str = "1001";
 
 /// A namespace whose NetworkPolicy selects these pods: a group of ports with a default drop in both directions.
-struct Policy<'a> {
+struct DefaultDeny<'a> {
     cluster: &'a TestCluster,
 }
 
 const GROUP: &str = "policy";
 
-impl<'a> Policy<'a> {
-    fn default_deny(cluster: &'a TestCluster, pods: &[&LabPod]) -> Result<Self> {
+impl<'a> DefaultDeny<'a> {
+    fn select(cluster: &'a TestCluster, pods: &[&LabPod]) -> Result<Self> {
         let policy = Self { cluster };
         let ports = pods.iter().map(|pod| format!("{}_{}", pod.namespace, pod.name)).collect::<Vec<_>>();
         let ports: Vec<&str> = ports.iter().map(String::as_str).collect();
@@ -146,7 +146,7 @@ fn policies(context: &LabContext) -> Result<()> {
     let mut findings = Findings::default();
     let unaffected = flows(&cluster, [3])?;
     let chosen = [cluster.chosen(1)?, cluster.chosen(2)?];
-    let policy = Policy::default_deny(&cluster, &chosen)?;
+    let policy = DefaultDeny::select(&cluster, &chosen)?;
     let reach = |expected: bool, when: &str, findings: &mut Findings| -> Result<()> {
         for pod in chosen {
             for (to, egress) in egress_ips() {
