@@ -178,6 +178,8 @@ pub(crate) enum CliError {
     ConfigFile(#[from] ConfigFileError),
     #[error("cannot print the CRD: {0}")]
     Manifest(#[from] serde_yaml::Error),
+    #[error("cannot print the sizes of maps: {0}")]
+    Limits(#[from] codegen::limits::LimitsError),
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
     #[error("{0} items could not be removed, see above; run it again when they are free")]

@@ -129,6 +129,16 @@ fn files() -> Vec<Generated> {
             place: TextPlace::Between("reasons"),
             text: |built| from_agent(built, "reasons"),
         },
+        Generated {
+            path: "docs/limits.md",
+            place: TextPlace::Between("maps"),
+            text: |built| from_agent(built, "map-sizes"),
+        },
+        Generated {
+            path: "docs/limits.md",
+            place: TextPlace::Between("limits"),
+            text: |built| from_agent(built, "limits"),
+        },
         // What they are made of is written above.
         whole("deploy/monitoring/operator/prometheusrule.yaml", |_| chart::prometheus_rule()),
         whole("deploy/helm/egress-agent/templates/rbac.yaml", |_| chart::access()),

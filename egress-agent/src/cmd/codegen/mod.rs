@@ -1,6 +1,7 @@
 //! `egress-agent codegen`: the generated files of `cargo xtask codegen`.
 
 pub mod configuration;
+pub(crate) mod limits;
 pub mod reasons;
 
 use clap::{Args, CommandFactory, ValueEnum};
@@ -40,6 +41,10 @@ enum GeneratedText {
     Metrics,
     /// The tables of verdicts that may need action
     Reasons,
+    /// The table of the kernel's maps and their sizes
+    MapSizes,
+    /// The table of constants that bound objects and nodes
+    Limits,
 }
 
 pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
@@ -55,6 +60,8 @@ pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
         GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
         GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
         GeneratedText::Metrics => print!("{}", page::tables()),
+        GeneratedText::MapSizes => print!("{}", limits::maps()?),
+        GeneratedText::Limits => print!("{}", limits::constants()),
         GeneratedText::Reasons => print!("{}", reasons::tables()),
     }
     Ok(())
