@@ -1,6 +1,7 @@
 //! Checks that the metrics in deploy/monitoring exist: names, labels, and values of labels with a closed list of values.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use egress_common::abi::Verdict;
 use serde::Deserialize;
@@ -176,4 +177,58 @@ fn every_alert_has_a_text_a_severity_and_a_test() {
         let is_silent = ALERTS_TEST.contains(&format!("{{alertname: {alert}, eval_time: 60m}}"));
         assert!(is_fired && is_silent, "{alert} is not tested");
     }
+}
+
+/// The pages of `docs/operations/runbooks`, by the alert in their names.
+fn runbooks() -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/runbooks");
+    let files = std::fs::read_dir(folder).expect("the folder of runbooks");
+    let names = files.map(|file| file.expect("a file").file_name().into_string().expect("a name"));
+    names.filter(|name| name != "README.md").map(|name| name.trim_end_matches(".md").to_owned()).collect()
+}
+
+fn runbook(alert: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/runbooks").join(format!("{alert}.md"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn every_alert_has_a_runbook_and_every_runbook_an_alert() {
+    let rules = rules();
+    assert_eq!(runbooks(), rules.iter().map(|rule| rule.alert.clone()).collect());
+    for rule in &rules {
+        let alert = &rule.alert;
+        assert_eq!(rule.annotations["runbook_url"], format!("docs/operations/runbooks/{alert}.md"));
+        let page = runbook(alert);
+        let severity = format!("\nSeverity `{}`: ", rule.labels["severity"]);
+        assert!(page.starts_with(&format!("# {alert}\n")) && page.contains(&severity), "{alert}: title or severity");
+        let titles: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        assert_eq!(titles, ["What it means", "Look", "Do", "When it is no problem"], "{alert}");
+        for (metric, _) in selectors(&rule.expr) {
+            assert!(page.contains(&metric), "{alert}: its runbook does not name {metric}");
+        }
+    }
+    let index = runbook("README");
+    for Rule { alert, labels, .. } in &rules {
+        assert!(index.contains(&format!("| [{alert}]({alert}.md) | {} |", labels["severity"])), "{alert}");
+    }
+}
+
+#[test]
+fn runbooks_name_existing_metrics() {
+    for alert in runbooks() {
+        for (name, _) in selectors(&runbook(&alert)) {
+            let exists = |metric: &Metric| metric.name == name || names(metric).contains(&name);
+            assert!(ALL.iter().any(exists), "{alert}: there is no {name}");
+        }
+    }
+}
+
+#[test]
+fn the_dashboard_names_existing_runbooks() {
+    let mut named = BTreeSet::new();
+    for rest in DASHBOARD.split("docs/operations/runbooks/").skip(1) {
+        named.insert(rest.split(".md").next().unwrap_or_default().to_owned());
+    }
+    assert!(named.len() >= 10 && named.is_subset(&runbooks()), "{named:?}");
 }
