@@ -29,7 +29,9 @@ use egress_core::model::policy::SourceKind;
     printcolumn = r#"{"name":"EgressIPs","type":"string","jsonPath":".spec.egressIPs[*]"}"#,
     printcolumn = r#"{"name":"Assigned Node","type":"string","jsonPath":".status.items[*].node"}"#,
     printcolumn = r#"{"name":"Assigned EgressIPs","type":"string","jsonPath":".status.items[*].egressIP"}"#,
-    printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#
+    printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","description":"Of the condition Assigned.","jsonPath":".status.conditions[?(@.type==\"Assigned\")].reason"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EgressIPSpec {
@@ -115,7 +117,8 @@ pub struct EgressIPCondition {
     namespaced,
     status = "EgressServiceStatus",
     doc = "EgressService makes the pods behind a Service of type LoadBalancer leave the cluster with the Service's own address, or by another network. It has the Service's name and namespace.",
-    printcolumn = r#"{"name":"Assigned Host","type":"string","jsonPath":".status.host"}"#
+    printcolumn = r#"{"name":"Assigned Host","type":"string","jsonPath":".status.host"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EgressServiceSpec {
@@ -165,7 +168,9 @@ pub struct EgressServiceStatus {
     printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.rules[0].from.kind"}"#,
     printcolumn = r#"{"name":"Name","type":"string","jsonPath":".spec.rules[*].from.name"}"#,
     printcolumn = r#"{"name":"Assigned Node","type":"string","jsonPath":".status.items[*].node"}"#,
-    printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#
+    printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","description":"Of the condition Assigned.","jsonPath":".status.conditions[?(@.type==\"Assigned\")].reason"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EgressAssignmentSpec {
@@ -311,7 +316,8 @@ pub struct AssignmentSelector {
     printcolumn = r#"{"name":"Health Addresses","type":"string","jsonPath":".status.healthAddresses"}"#,
     printcolumn = r#"{"name":"Uplink","type":"string","jsonPath":".status.uplink.mac"}"#,
     printcolumn = r#"{"name":"Released","type":"string","jsonPath":".status.released[*].address"}"#,
-    printcolumn = r#"{"name":"Prepared","type":"string","jsonPath":".status.prepared[*].address"}"#
+    printcolumn = r#"{"name":"Prepared","type":"string","jsonPath":".status.prepared[*].address"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 pub struct EgressNodeSpec {}
 
@@ -633,6 +639,9 @@ pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::antrea::crd::{Egress, ExternalIPPool};
+    use crate::cilium::crd::{CiliumEgressGatewayPolicy, EgressGatewayPolicyStatus};
+    use crate::egress_router::EgressRouter;
 
     #[test]
     fn the_manifest_has_the_names_and_columns_that_users_know() {
@@ -643,8 +652,36 @@ mod tests {
         assert_eq!(crd.spec.scope, "Cluster");
         let version = &crd.spec.versions[0];
         let columns = version.additional_printer_columns.iter().flatten().map(|c| c.name.as_str());
-        assert_eq!(columns.collect::<Vec<_>>(), ["EgressIPs", "Assigned Node", "Assigned EgressIPs", "Selected Pods"]);
+        let expected = ["EgressIPs", "Assigned Node", "Assigned EgressIPs", "Selected Pods", "Reason", "Age"];
+        assert_eq!(columns.collect::<Vec<_>>(), expected);
         assert!(version.subresources.as_ref().is_some_and(|s| s.status.is_some()));
+    }
+
+    /// Short names of one API group, and of ours against all, name one kind. `eip` is also that of Antrea's pools, in Antrea's group.
+    #[test]
+    fn kinds_have_names_of_their_own_and_are_in_no_category() {
+        let own = [EgressAssignment::crd(), EgressNode::crd(), EgressGatewayPolicyStatus::crd()];
+        let others = [
+            EgressIP::crd(),
+            egress_service_definition(),
+            Egress::crd(),
+            ExternalIPPool::crd(),
+            CiliumEgressGatewayPolicy::crd(),
+            EgressRouter::crd(),
+        ];
+        let names = |crd: &CustomResourceDefinition| crd.spec.names.short_names.clone().unwrap_or_default();
+        let mut taken: Vec<String> = others.iter().flat_map(names).collect();
+        for crd in &own {
+            let short = names(crd);
+            assert!(!short.is_empty() && short.iter().all(|name| !taken.contains(name)), "{short:?} beside {taken:?}");
+            taken.extend(short);
+        }
+        for crd in own.iter().chain(&others) {
+            assert_eq!(crd.spec.names.categories, None, "{:?}: `kubectl get all` lists it", crd.metadata.name);
+            let columns = crd.spec.versions[0].additional_printer_columns.iter().flatten();
+            let ages = columns.filter(|column| column.name == "Age" && column.type_ == "date").count();
+            assert_eq!(ages, 1, "{:?}", crd.metadata.name);
+        }
     }
 
     #[test]
@@ -656,7 +693,7 @@ mod tests {
         let version = &definition.spec.versions[0];
         let columns = version.additional_printer_columns.iter().flatten();
         let columns: Vec<_> = columns.map(|column| (column.name.as_str(), column.json_path.as_str())).collect();
-        assert_eq!(columns, [("Assigned Host", ".status.host")]);
+        assert_eq!(columns, [("Assigned Host", ".status.host"), ("Age", ".metadata.creationTimestamp")]);
         assert!(version.served && version.storage && version.name == "v1");
         assert!(version.subresources.as_ref().is_some_and(|subresources| subresources.status.is_some()));
         let definition = serde_json::to_value(&definition).expect("serializable");

@@ -106,7 +106,8 @@ pub struct EgressGateway {
     doc = "EgressGatewayPolicyStatus says what has become of the CiliumEgressGatewayPolicy of its name. The controller alone writes it.",
     printcolumn = r#"{"name":"Gateways","type":"string","jsonPath":".status.nodes"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 pub struct EgressGatewayPolicyStatusSpec {}
 

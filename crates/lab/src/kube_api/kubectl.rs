@@ -38,6 +38,7 @@ pub const EGRESS_IP: TypedKind = TypedKind {
         ("ASSIGNED NODE", "/status/items/0/node"),
         ("ASSIGNED EGRESSIPS", "/status/items/0/egressIP"),
         ("SELECTED PODS", "/status/selectedPods"),
+        ("REASON", "/status/conditions/0/reason"),
     ],
 };
 
@@ -167,10 +168,11 @@ mod tests {
         let item = json!({
             "metadata": {"name": "a"},
             "spec": {"egressIPs": ["172.18.0.100", "172.18.0.101"]},
-            "status": {"items": [{"node": "node1", "egressIP": "172.18.0.100"}], "selectedPods": 2},
+            "status": {"items": [{"node": "node1", "egressIP": "172.18.0.100"}], "selectedPods": 2,
+                       "conditions": [{"type": "Assigned", "reason": "Assigned"}]},
         });
-        let expected = "NAME   EGRESSIPS      ASSIGNED NODE   ASSIGNED EGRESSIPS   SELECTED PODS\n\
-                        a      172.18.0.100   node1           172.18.0.100         2\n";
+        let expected = "NAME   EGRESSIPS      ASSIGNED NODE   ASSIGNED EGRESSIPS   SELECTED PODS   REASON\n\
+             a      172.18.0.100   node1           172.18.0.100         2               Assigned\n";
         assert_eq!(table(&EGRESS_IP, &[item]), expected);
     }
 }

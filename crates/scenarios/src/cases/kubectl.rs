@@ -10,8 +10,8 @@ use egress_lab::wait::REPORTED;
 use egress_toolchain::{Paths, kubectl};
 
 const OBJECT: &str = "egressip-simpson";
-/// As `kubectl get egressip` has shown it to users of the original for years, and the count.
-const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS SELECTED PODS";
+/// As `kubectl get egressip` has shown it to users of the original for years, and the count, the reason and the age.
+const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS SELECTED PODS REASON AGE";
 
 pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     if !KubeApi::has_kubectl() {
@@ -63,7 +63,8 @@ fn assigned(cluster: &TestCluster) -> Result<()> {
     until_true("the table counts homer", REPORTED, || {
         let table = cluster.api.kubectl(&["get", "egressip"])?;
         let row = table.lines().nth(1).map(columns);
-        Ok(row == Some(format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1")))
+        let counted = format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1 Assigned ");
+        Ok(row.is_some_and(|row| row.starts_with(&counted)))
     })
 }
 
