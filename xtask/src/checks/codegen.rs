@@ -130,6 +130,11 @@ fn files() -> Vec<Generated> {
             text: |built| from_agent(built, "reasons"),
         },
         Generated {
+            path: "docs/api.md",
+            place: TextPlace::Between("api"),
+            text: |built| from_agent(built, "api-reference"),
+        },
+        Generated {
             path: "docs/limits.md",
             place: TextPlace::Between("maps"),
             text: |built| from_agent(built, "map-sizes"),

@@ -1,5 +1,6 @@
 //! `egress-agent codegen`: the generated files of `cargo xtask codegen`.
 
+mod api;
 pub mod configuration;
 pub(crate) mod limits;
 pub mod reasons;
@@ -41,6 +42,8 @@ enum GeneratedText {
     Metrics,
     /// The tables of verdicts that may need action
     Reasons,
+    /// The fields of the kinds that are defined here
+    ApiReference,
     /// The table of the kernel's maps and their sizes
     MapSizes,
     /// The table of constants that bound objects and nodes
@@ -60,6 +63,7 @@ pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
         GeneratedText::EgressNodes => print!("{}", crd::node_manifest()?),
         GeneratedText::Configuration => print!("{}", configuration::sections(&Cli::command())),
         GeneratedText::Metrics => print!("{}", page::tables()),
+        GeneratedText::ApiReference => print!("{}", api::reference()?),
         GeneratedText::MapSizes => print!("{}", limits::maps()?),
         GeneratedText::Limits => print!("{}", limits::constants()),
         GeneratedText::Reasons => print!("{}", reasons::tables()),
