@@ -8,6 +8,8 @@ use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE, seen_as}
 use egress_lab::topology::builder::Ground;
 use egress_lab::topology::ovn::{NODE_PORT_V4, NODE_PORT_V6, NodeDaemon};
 use egress_lab::traffic::flows::FlowReport;
+use egress_toolchain::Paths;
+use egress_toolchain::ovn::OvnPrograms;
 
 pub(super) fn tests() -> Vec<LabTest> {
     let test = |name, run| LabTest::new(name, Duration::from_secs(120), run).only_on_ovn();
@@ -57,6 +59,9 @@ const LONG: u32 = 3000;
 /// Few packets, so that it runs in an emulated guest too: both paths, whole packets and fragments, and the CNI's own overlay, which
 /// passes `breth0` with the kernel's datapath alone.
 fn both_paths(context: &LabContext) -> Result<()> {
+    if OvnPrograms::expected(&Paths::find()?).is_err() {
+        return Err(Skip("Open vSwitch and OVN of Debian 13 are not to be had here").into());
+    }
     let cluster = served(context, HostConfig::mixed)?;
     let capture = Capture::start(&cluster.lab)?;
     let mut findings = Findings::default();

@@ -22,7 +22,7 @@ impl Central {
             let line = programs.line(program)?;
             let mut command = netns::marked(prefix, &line[0]);
             command.args(&line[1..]).args(arguments);
-            command.args(common_arguments(folder, logs, name));
+            command.args(common_arguments(folder, &logs.join(format!("{name}.log")), name));
             command.env("OVN_RUNDIR", folder).env("OVS_RUNDIR", folder);
             daemons.push(Daemon::start(name.to_owned(), command, None)?);
             Ok(())
@@ -49,11 +49,11 @@ impl Central {
 }
 
 /// Of every daemon: where it keeps its files.
-pub(super) fn common_arguments(folder: &Path, logs: &Path, name: &str) -> Vec<String> {
+pub(super) fn common_arguments(folder: &Path, log: &Path, name: &str) -> Vec<String> {
     vec![
         format!("--pidfile={}", folder.join(format!("{name}.pid")).display()),
         format!("--unixctl={}", folder.join(format!("{name}.ctl")).display()),
-        format!("--log-file={}", logs.join(format!("{name}.log")).display()),
+        format!("--log-file={}", log.display()),
         "-vconsole:off".to_owned(),
         "-vsyslog:off".to_owned(),
     ]

@@ -76,8 +76,8 @@ impl Ovn {
         let folder = self.folder_of(node.number);
         let line = self.programs.line(program)?;
         let mut command = marked(&self.prefix, &line[0]);
-        command.args(&line[1..]).args(arguments).args(common_arguments(&folder, &folder, name));
-        command.arg(format!("--log-file={}", logs.join(format!("{name}-{}.log", node.name())).display()));
+        command.args(&line[1..]).args(arguments);
+        command.args(common_arguments(&folder, &logs.join(format!("{name}-{}.log", node.name())), name));
         command.env("OVS_RUNDIR", &folder).env("OVN_RUNDIR", &folder);
         Daemon::start(format!("{program} of {}", node.name()), command, Some(&node.host))
     }
