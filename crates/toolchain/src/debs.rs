@@ -3,7 +3,7 @@
 //! `apt-get download` and `dpkg-deb -x` need neither root nor a place in the system, and leave alone what someone else
 //! installed.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -92,7 +92,8 @@ impl PackageLists {
 
     fn write_sources(&self) -> Result<()> {
         let Self::OfRelease { suite, lists } = self else { return Ok(()) };
-        let sources = format!("deb [signed-by={KEYRING}] {} {suite} main\n", archive()?);
+        let line = |archive| format!("deb [signed-by={KEYRING}] {archive} {suite} main\n");
+        let sources: String = found_archives()?.into_iter().map(line).collect();
         fs::write(lists.join(SOURCES), sources).with_context(|| format!("write the sources of {suite}"))
     }
 
@@ -145,16 +146,19 @@ const SOURCES: &str = "sources.list";
 /// Signs Debian's releases.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Debian's archive, as the machine's sources name it.
-fn archive() -> Result<String> {
+/// Debian's archive, as the machine's sources name it. Others have addresses of that shape too; those without the release are
+/// passed over.
+fn found_archives() -> Result<BTreeSet<String>> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     let parts = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();
     files.extend(parts.map(|entry| entry.path()));
     let texts = files.iter().filter_map(|file| fs::read_to_string(file).ok());
-    texts
-        .flat_map(|text| archives(&text).map(str::to_owned).collect::<Vec<_>>())
-        .next()
-        .context("the package sources of this machine name no archive of Debian (an address that ends in /debian)")
+    let found: BTreeSet<String> =
+        texts.flat_map(|text| archives(&text).map(str::to_owned).collect::<Vec<_>>()).collect();
+    if found.is_empty() {
+        bail!("the package sources of this machine name no archive of Debian (an address that ends in /debian)");
+    }
+    Ok(found)
 }
 
 /// The addresses in a file of sources, of either format, that are Debian's main archive.

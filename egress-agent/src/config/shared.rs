@@ -43,7 +43,7 @@ pub struct MetricsArgs {
     pub metrics_bind_address: Option<Listen>,
     /// File with the token that other hosts must send to read these pages (`Authorization: Bearer TOKEN`), read for each request
     /// of theirs: without the file, or if it is empty, they read nothing [default: no token is needed]
-    #[arg(long, env = "EGRESS_AGENT_METRICS_TOKEN_FILE", value_name = "FILE", requires = "metrics_bind_address")]
+    #[arg(long, env = "EGRESS_AGENT_METRICS_TOKEN_FILE", value_name = "FILE")]
     pub metrics_token_file: Option<PathBuf>,
 }
 

@@ -119,8 +119,7 @@ fn find(
 /// A veth or netkit device that is no port of a bridge, and not the uplink, which is a veth device on nodes of kind.
 fn is_free(link: &LinkMessage, uplink: &str) -> bool {
     let is_pair = interfaces::link_info(link).iter().any(|info| match info {
-        LinkInfo::Kind(InfoKind::Veth) => true,
-        LinkInfo::Kind(InfoKind::Other(kind)) => kind == "netkit",
+        LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit) => true,
         _ => false,
     });
     let has_master = link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::Controller(_)));
@@ -182,6 +181,13 @@ mod tests {
         message
     }
 
+    fn netkit(index: u32, name: &str) -> LinkMessage {
+        let mut link = veth(index, name, None);
+        link.attributes.pop();
+        link.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Netkit)]));
+        link
+    }
+
     fn found(links: &[LinkMessage], addresses: &[AddressMessage], routes: &[RouteMessage]) -> Option<UnservedCni> {
         find(links, addresses, routes, UPLINK).map(|one| one.cni)
     }
@@ -208,6 +214,8 @@ mod tests {
         let pod = veth(7, "lxc0123456789ab", None);
         assert_eq!(found(&[veth(3, CILIUM_HOST, None), pod.clone()], &[], &[]), Some(UnservedCni::Cilium));
         assert_eq!(found(&[pod], &[], &[]), None, "no Cilium");
+        let of_netkit = [veth(3, CILIUM_HOST, None), netkit(7, "lxc0123456789ab")];
+        assert_eq!(found(&of_netkit, &[], &[]), Some(UnservedCni::Cilium), "netkit devices");
         assert_eq!(own_device("cilium_net"), Some(UnservedCni::Cilium));
         assert_eq!(own_device("bpfin.cali"), Some(UnservedCni::Calico));
         for served in ["cni0", "ovn-k8s-mp0", "calibration0", "cbr0", "br-lan"] {

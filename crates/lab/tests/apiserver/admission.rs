@@ -304,6 +304,10 @@ fn its_own_objects(agents: &Agents) -> Result<()> {
     says(agents.create(CONTROLLER, &config_map("egress-agent-config")), only)?;
     says(agents.create(CONTROLLER, &lease("egress-agent-hand-overs")), only)?;
     says(agents.create(CONTROLLER, &secret("another")), only)?;
+    let mut token = secret("egress-agent-key");
+    token["type"] = json!("kubernetes.io/service-account-token");
+    token["metadata"]["annotations"] = json!({"kubernetes.io/service-account.name": "default"});
+    says(agents.create(CONTROLLER, &token), "a controller may create a Secret of the type Opaque, and of no other")?;
     agents.may_create(CONTROLLER, &config_map("egress-agent-hand-overs"))?;
     agents.may_create(CONTROLLER, &secret("egress-agent-key"))?;
     agents.may_create(CONTROLLER, &lease("egress-agent-leader"))?;
