@@ -1,4 +1,10 @@
 //! The agents' pods: which one is on a node. Pure.
+//!
+//! Commands run in these pods, their image runs elsewhere, and their logs are collected. Labels alone are no proof, since everyone
+//! who may create pods sets them: an agent belongs to a DaemonSet and uses its node's network, which Pod Security refuses to
+//! ordinary users, and all agents are in one namespace.
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -22,14 +28,18 @@ pub(crate) struct AgentPod {
 /// Why no agent can be asked.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum NoAgent {
-    #[error("no pod has the labels {LABELS}{}: is egress-agent installed there? See --agent-namespace", within(.0.as_deref()))]
+    #[error(
+        "no pod of a DaemonSet in its node's network has the labels {LABELS} and a container {CONTAINER}{}: is egress-agent installed \
+         there? See --agent-namespace",
+        within(.0.as_deref())
+    )]
     Nowhere(Option<String>),
     #[error("no agent is on node {0}: does the node exist, and does the DaemonSet select it? kubectl get nodes")]
     NotOn(String),
     #[error("the agent on {node} ({pod}) cannot run a command: {why}")]
     NotRunning { node: String, pod: String, why: String },
-    #[error("node {node} has agents in several namespaces ({}): give --agent-namespace", .namespaces.join(", "))]
-    Several { node: String, namespaces: Vec<String> },
+    #[error("pods that look like agents are in several namespaces ({}): give --agent-namespace", .0.join(", "))]
+    Several(Vec<String>),
 }
 
 fn within(namespace: Option<&str>) -> String {
@@ -37,21 +47,35 @@ fn within(namespace: Option<&str>) -> String {
 }
 
 impl AgentPod {
-    /// `None` if the pod is on no node yet.
+    /// `None` if the pod is no agent, or on no node yet.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
-        let node = pod.spec.as_ref()?.node_name.clone()?;
+        let spec = pod.spec.as_ref()?;
+        let container = spec.containers.iter().find(|one| one.name == CONTAINER)?;
+        if spec.host_network != Some(true) || !is_of_daemonset(pod) {
+            return None;
+        }
         Some(Self {
             namespace: pod.namespace().unwrap_or_default(),
             name: pod.name_any(),
-            node,
-            image: image(pod),
+            node: spec.node_name.clone()?,
+            image: container.image.clone(),
             obstacle: obstacle(pod),
         })
     }
 }
 
-fn image(pod: &Pod) -> Option<String> {
-    pod.spec.as_ref()?.containers.iter().find(|one| one.name == CONTAINER)?.image.clone()
+fn is_of_daemonset(pod: &Pod) -> bool {
+    let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    owner.is_some_and(|owner| owner.kind == "DaemonSet" && owner.api_version == "apps/v1")
+}
+
+/// The agents, which must be in one namespace.
+pub(crate) fn of_one_namespace(agents: Vec<AgentPod>) -> Result<Vec<AgentPod>, NoAgent> {
+    let namespaces: BTreeSet<&str> = agents.iter().map(|agent| agent.namespace.as_str()).collect();
+    if namespaces.len() > 1 {
+        return Err(NoAgent::Several(namespaces.into_iter().map(str::to_owned).collect()));
+    }
+    Ok(agents)
 }
 
 fn obstacle(pod: &Pod) -> Option<String> {
@@ -72,26 +96,18 @@ fn obstacle(pod: &Pod) -> Option<String> {
     state.terminated.as_ref().map(|ended| format!("its container has ended with code {}", ended.exit_code))
 }
 
-/// The agent on a node. Of several pods in one namespace, as in a rolling update, the one that runs.
+/// The agent on a node. Of several pods, as in a rolling update, the one that runs.
 pub(crate) fn on_node<'a>(agents: &'a [AgentPod], node: &str) -> Result<&'a AgentPod, NoAgent> {
-    let there: Vec<_> = agents.iter().filter(|agent| agent.node == node).collect();
-    let mut running = there.iter().filter(|agent| agent.obstacle.is_none());
-    let Some(found) = running.next() else {
-        return Err(match there.first() {
-            None => NoAgent::NotOn(node.to_owned()),
-            Some(one) => NoAgent::NotRunning {
-                node: node.to_owned(),
-                pod: format!("{}/{}", one.namespace, one.name),
-                why: one.obstacle.clone().unwrap_or_default(),
-            },
-        });
-    };
-    let mut namespaces = vec![found.namespace.clone()];
-    namespaces.extend(running.map(|other| other.namespace.clone()).filter(|other| *other != found.namespace));
-    if namespaces.len() > 1 {
-        return Err(NoAgent::Several { node: node.to_owned(), namespaces });
-    }
-    Ok(found)
+    let mut there = agents.iter().filter(|agent| agent.node == node);
+    let running = there.clone().find(|agent| agent.obstacle.is_none());
+    running.ok_or_else(|| match there.next() {
+        None => NoAgent::NotOn(node.to_owned()),
+        Some(one) => NoAgent::NotRunning {
+            node: node.to_owned(),
+            pod: format!("{}/{}", one.namespace, one.name),
+            why: one.obstacle.clone().unwrap_or_default(),
+        },
+    })
 }
 
 #[cfg(test)]
@@ -102,8 +118,10 @@ mod tests {
 
     fn pod(namespace: &str, name: &str, node: Option<&str>, status: Value) -> Pod {
         let value = json!({
-            "metadata": {"namespace": namespace, "name": name},
-            "spec": {"nodeName": node, "containers": []},
+            "metadata": {"namespace": namespace, "name": name, "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "egress-agent", "uid": "1", "controller": true},
+            ]},
+            "spec": {"nodeName": node, "hostNetwork": true, "containers": [{"name": "agent", "image": "egress-agent:1"}]},
             "status": status,
         });
         serde_json::from_value(value).expect("a pod")
@@ -147,9 +165,30 @@ mod tests {
 
     #[test]
     fn two_installations_are_not_mixed_up() {
-        let all = agents(&[pod("a", "x", Some("n1"), running()), pod("b", "y", Some("n1"), running())]);
-        let error = on_node(&all, "n1").expect_err("two").to_string();
-        assert!(error.contains("a, b") && error.contains("--agent-namespace"), "{error}");
+        let of = |second| agents(&[pod("a", "x", Some("n1"), running()), pod(second, "y", Some("n2"), running())]);
+        let error = of_one_namespace(of("b")).expect_err("two").to_string();
+        assert!(error.contains("(a, b)") && error.contains("--agent-namespace"), "{error}");
+        assert_eq!(of_one_namespace(of("a")), Ok(of("a")));
+    }
+
+    /// Everyone who may create pods sets labels and names of containers.
+    #[test]
+    fn a_pod_that_only_looks_like_an_agent_is_none() {
+        let real = pod("egress-agent", "real", Some("n1"), running());
+        assert!(AgentPod::of(&real).is_some());
+        let changes: [fn(&mut Pod); 6] = [
+            |pod| pod.metadata.owner_references = None,
+            |pod| pod.metadata.owner_references.as_mut().expect("one")[0].kind = "ReplicaSet".into(),
+            |pod| pod.metadata.owner_references.as_mut().expect("one")[0].api_version = "example.com/v1".into(),
+            |pod| pod.metadata.owner_references.as_mut().expect("one")[0].controller = None,
+            |pod| pod.spec.as_mut().expect("a spec").host_network = None,
+            |pod| pod.spec.as_mut().expect("a spec").containers[0].name = "other".into(),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let mut fake = real.clone();
+            change(&mut fake);
+            assert_eq!(AgentPod::of(&fake), None, "change {number}");
+        }
     }
 
     /// The constants are those of the manifests.
@@ -163,5 +202,6 @@ mod tests {
             assert_eq!(template["metadata"]["labels"][key], value);
         }
         assert_eq!(template["spec"]["containers"][0]["name"], CONTAINER);
+        assert_eq!(template["spec"]["hostNetwork"], true);
     }
 }

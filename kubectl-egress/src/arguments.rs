@@ -28,7 +28,7 @@ pub(crate) struct ConnectionArgs {
     /// Namespace of a pod that is named without one [default: that of the context]
     #[arg(short, long, global = true, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
-    /// Namespace of the agents [default: any that has pods with their labels]
+    /// Namespace of the agents [default: the one that has their pods]
     #[arg(long, global = true, value_name = "NAMESPACE")]
     pub(crate) agent_namespace: Option<String>,
 }

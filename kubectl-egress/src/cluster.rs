@@ -15,7 +15,7 @@ use kube::api::{Api, ListParams, LogParams, Request};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::agents::{AgentPod, LABELS, NoAgent};
+use crate::agents::{AgentPod, LABELS, NoAgent, of_one_namespace};
 use crate::arguments::{ConnectionArgs, PodRef};
 use crate::error::PluginError;
 
@@ -84,14 +84,14 @@ impl ClusterApi {
         Self { client, namespace: None, agent_namespace: None }
     }
 
-    /// The agents' pods that are on a node.
+    /// The agents' pods that are on a node, all of one namespace.
     pub(crate) async fn agents(&self) -> Result<Vec<AgentPod>, PluginError> {
         let pods: Api<Pod> = match &self.agent_namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
         let found = PATIENCE.wait("list the agents' pods", pods.list(&ListParams::default().labels(LABELS))).await?;
-        let agents: Vec<_> = found.items.iter().filter_map(AgentPod::of).collect();
+        let agents = of_one_namespace(found.items.iter().filter_map(AgentPod::of).collect())?;
         if agents.is_empty() { Err(NoAgent::Nowhere(self.agent_namespace.clone()).into()) } else { Ok(agents) }
     }
 
@@ -234,9 +234,11 @@ pub(crate) mod testing {
 
     pub(crate) fn agent(node: &str) -> Value {
         let labels = json!({"app.kubernetes.io/name": "egress-agent", "app.kubernetes.io/component": "agent"});
+        let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "egress-agent", "uid": "1", "controller": true});
+        let name = format!("agent-{node}");
         json!({
-            "metadata": {"namespace": "egress-agent", "name": format!("agent-{node}"), "labels": labels},
-            "spec": {"nodeName": node, "containers": [], "hostNetwork": true},
+            "metadata": {"namespace": "egress-agent", "name": name, "labels": labels, "ownerReferences": [owner]},
+            "spec": {"nodeName": node, "containers": [{"name": "agent"}], "hostNetwork": true},
             "status": {"phase": "Running"},
         })
     }
