@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -15,6 +16,8 @@ use crate::arguments::ConnectionArgs;
 
 /// Of a command whose output is collected.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Largest output of such a command, on each stream.
+const LARGEST: u64 = 64 << 20;
 /// The last line that kubectl adds to the command's own.
 const OF_KUBECTL: &str = "command terminated with exit code";
 
@@ -24,6 +27,10 @@ pub(crate) enum ExecError {
     NoKubectl(#[source] std::io::Error),
     #[error("the agent on {node} does not answer within {} s", TIMEOUT.as_secs())]
     Unanswered { node: String },
+    #[error("the agent on {node} prints more than {} MiB: is it of another version than this plugin?", LARGEST >> 20)]
+    TooLong { node: String },
+    #[error("cannot read what kubectl prints: {0}")]
+    Unreadable(#[source] std::io::Error),
 }
 
 /// What a command has left.
@@ -40,8 +47,16 @@ impl Finished {
         let text = String::from_utf8_lossy(&self.stderr);
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(OF_KUBECTL));
         let lines: Vec<_> = lines.map(|line| line.strip_prefix("error: ").unwrap_or(line)).collect();
-        if lines.is_empty() { format!("it ends with code {} and says nothing", self.code) } else { lines.join("; ") }
+        match lines.is_empty() {
+            true => format!("it ends with code {} and says nothing", self.code),
+            false => printable(&lines.join("; ")),
+        }
     }
+}
+
+/// One line without control characters: what other programs and objects say does not reach the terminal as commands.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|one| if one.is_control() { ' ' } else { one }).collect()
 }
 
 /// The one thing that needs a kubelet.
@@ -85,15 +100,33 @@ impl KubectlExec {
 
 impl Exec for KubectlExec {
     async fn collected(&self, agent: &AgentPod, arguments: &[String]) -> Result<Finished, ExecError> {
-        let output = timeout(TIMEOUT, self.command(agent, arguments).output()).await;
-        let output = output.map_err(|_| ExecError::Unanswered { node: agent.node.clone() })?;
-        let output = output.map_err(ExecError::NoKubectl)?;
-        Ok(Finished { code: code(output.status), stdout: output.stdout, stderr: output.stderr })
+        let finished = timeout(TIMEOUT, finished(self.command(agent, arguments), &agent.node, LARGEST)).await;
+        finished.map_err(|_| ExecError::Unanswered { node: agent.node.clone() })?
     }
 
     async fn streamed(&self, agent: &AgentPod, arguments: &[String]) -> Result<u8, ExecError> {
         self.command(agent, arguments).status().await.map(code).map_err(ExecError::NoKubectl)
     }
+}
+
+/// Reads both streams up to the limit; a command that prints more is killed.
+async fn finished(mut command: Command, node: &str, limit: u64) -> Result<Finished, ExecError> {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(ExecError::NoKubectl)?;
+    let streams =
+        tokio::try_join!(bounded(child.stdout.take(), node, limit), bounded(child.stderr.take(), node, limit));
+    if streams.is_err() {
+        child.kill().await.map_err(ExecError::Unreadable)?;
+    }
+    let (stdout, stderr) = streams?;
+    let status = child.wait().await.map_err(ExecError::Unreadable)?;
+    Ok(Finished { code: code(status), stdout, stderr })
+}
+
+async fn bounded(stream: Option<impl AsyncRead + Unpin>, node: &str, limit: u64) -> Result<Vec<u8>, ExecError> {
+    let mut bytes = Vec::new();
+    let Some(stream) = stream else { return Ok(bytes) };
+    let read = stream.take(limit + 1).read_to_end(&mut bytes).await.map_err(ExecError::Unreadable)?;
+    if read as u64 > limit { Err(ExecError::TooLong { node: node.to_owned() }) } else { Ok(bytes) }
 }
 
 /// As a shell has it.
@@ -179,6 +212,22 @@ mod tests {
         let said = |stderr: &str| Finished { code: 3, stderr: stderr.into(), ..Finished::default() }.complaint();
         assert_eq!(said("error: no such pod\ncommand terminated with exit code 1\n"), "no such pod");
         assert_eq!(said("command terminated with exit code 3"), "it ends with code 3 and says nothing");
+        assert_eq!(said("error: \u{1b}[2Jno\u{7}\u{9b}m"), " [2Jno  m", "no commands of a terminal");
+    }
+
+    #[tokio::test]
+    async fn an_output_is_read_up_to_its_limit() {
+        let shell = |line: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", line]).kill_on_drop(true);
+            command
+        };
+        for endless in ["yes", "yes >&2"] {
+            let error = timeout(TIMEOUT, finished(shell(endless), "n1", 1 << 16)).await.expect("it ends");
+            assert!(matches!(error, Err(ExecError::TooLong { node }) if node == "n1"), "{endless}");
+        }
+        let whole = finished(shell("printf 12345; printf 123 >&2; exit 3"), "n1", 5).await.expect("not too long");
+        assert_eq!(whole, Finished { code: 3, stdout: b"12345".to_vec(), stderr: b"123".to_vec() });
     }
 
     #[test]

@@ -23,7 +23,7 @@ use clap::Parser;
 use crate::arguments::{Cli, PluginCommand};
 use crate::cluster::ClusterApi;
 use crate::error::PluginError;
-use crate::exec::KubectlExec;
+use crate::exec::{KubectlExec, printable};
 
 /// Wrong usage ends the process with code 2, any other failure with 1, and a command in an agent's pod with its own code.
 fn main() -> ExitCode {
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 fn failed(error: &PluginError) -> ExitCode {
-    eprintln!("error: {error}");
+    eprintln!("error: {}", printable(&error.to_string()));
     ExitCode::FAILURE
 }
 

@@ -9,7 +9,7 @@ use crate::agents::on_node;
 use crate::arguments::{AgentCommandArgs, NatCommandArgs, PlaceArgs};
 use crate::cluster::ClusterApi;
 use crate::error::PluginError;
-use crate::exec::Exec;
+use crate::exec::{Exec, printable};
 
 pub(crate) async fn status(
     args: &AgentCommandArgs,
@@ -70,12 +70,12 @@ pub(crate) async fn nat(
     }
     let mut first = 0;
     for node in gateways {
-        eprintln!("on {node}:");
+        eprintln!("on {}:", printable(&node));
         let agent = match on_node(&agents, &node) {
             Ok(agent) => agent,
             // The others may have the mappings.
             Err(error) => {
-                eprintln!("error: {error}");
+                eprintln!("error: {}", printable(&error.to_string()));
                 first = first.max(1);
                 continue;
             }

@@ -15,7 +15,7 @@ use crate::agents::{AgentPod, on_node};
 use crate::arguments::{Format, WhoArgs};
 use crate::cluster::{ClusterApi, PlacedPod, node_at};
 use crate::error::PluginError;
-use crate::exec::Exec;
+use crate::exec::{Exec, printable};
 
 /// What this plugin reads of a row of `egress-agent nat list -o json`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -65,22 +65,26 @@ pub(crate) struct WhoAnswer {
 
 impl WhoAnswer {
     fn text(&self) -> String {
+        let mut text = String::new();
+        // Agents and objects name what is printed. Writing to a string does not fail.
+        let mut line = |line: &str| {
+            let _written = writeln!(text, "{}", printable(line));
+        };
         let objects = self.objects.iter().cloned().collect::<Vec<_>>().join(", ");
-        let mut text = format!("{} is an egress IP of {objects}, on {}\n", self.egress_ip, self.gateway);
+        line(&format!("{} is an egress IP of {objects}, on {}", self.egress_ip, self.gateway));
         if self.users.is_empty() {
             let port = self.port.map_or_else(String::new, |port| format!(" at port {port}"));
-            let _written = writeln!(text, "no connection{port} has a mapping there now");
+            line(&format!("no connection{port} has a mapping there now"));
         }
         for user in &self.users {
             let pod = user.pod.as_deref().unwrap_or("a pod that is gone");
-            // Writing to a string does not fail.
-            let _written = writeln!(text, "{pod} ({}) on {}: {}", user.pod_ip, user.node, count(user.mappings.len()));
+            line(&format!("{pod} ({}) on {}: {}", user.pod_ip, user.node, count(user.mappings.len())));
             if self.port.is_some() {
                 for one in &user.mappings {
                     let (from, to) = (SocketAddr::new(user.pod_ip, one.pod_port), SocketAddr::new(one.to, one.to_port));
                     let seen = SocketAddr::new(self.egress_ip, one.egress_port);
                     let (protocol, age) = (&one.protocol, one.age_seconds);
-                    let _written = writeln!(text, "  {protocol} {from} -> {to}, seen from {seen}, for {age} s");
+                    line(&format!("  {protocol} {from} -> {to}, seen from {seen}, for {age} s"));
                 }
             }
         }

@@ -57,6 +57,15 @@ red/one (10.244.1.10) on worker1: 1 mapping
 }
 
 #[tokio::test]
+async fn names_from_agents_cannot_control_the_terminal() {
+    let mut bad = row("10.244.1.10", "worker1", 4001);
+    bad["object"] = json!("first\u{1b}[2J\nred/admin");
+    let (answer, _) = answer("who 172.18.0.100", json!([bad])).await;
+    let text = answer.expect("an answer").text();
+    assert!(text.starts_with("172.18.0.100 is an egress IP of first [2J red/admin, on worker2\n"), "{text:?}");
+}
+
+#[tokio::test]
 async fn without_a_port_each_pod_has_one_line() {
     let rows = json!([
         row("10.244.2.10", "here", 4001),
