@@ -14,7 +14,10 @@ use crate::agents::{AgentPod, on_node};
 use crate::arguments::{Format, PathArgs};
 use crate::cluster::{ClusterApi, PlacedPod, node_at};
 use crate::error::PluginError;
-use crate::exec::Exec;
+use crate::exec::{Exec, printable};
+
+/// Verdicts after which another node decides: the gateway, or the new owner of an address.
+const SENT_ON: [&str; 2] = ["to_gateway", "handed_over"];
 
 /// What this plugin reads of `egress-agent trace -o json` on the pod's node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -93,7 +96,7 @@ pub(crate) struct PathAnswer {
     object: Option<String>,
     /// The pod's node, then the gateway.
     path: Vec<NodeVerdict>,
-    /// Whether the packet leaves with an egress IP; unknown if the gateway cannot be asked.
+    /// Whether the packet leaves with an egress IP; unknown if its last node was not asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     leaves_with_egress_ip: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,7 +121,7 @@ impl PathAnswer {
             pod: format!("{} on {}", pod.full_name, pod.node),
             egress_ip: gateway.as_ref().map(|gateway| gateway.egress_ip),
             object: None,
-            leaves_with_egress_ip: Some(verdict == "snat_here"),
+            leaves_with_egress_ip: leaves(&verdict, "snat_here"),
             answer: at_source(&pod.node, &verdict, &class, source.as_ref(), gateway.as_ref()),
             path: vec![NodeVerdict { node: pod.node.clone(), verdict, class, meaning }],
             source,
@@ -141,7 +144,7 @@ impl PathAnswer {
 
     fn add(&mut self, node: String, half: GatewayHalf) {
         let GatewayHalf { object, verdict, class, meaning, passed_to, source, advice, foreseen, warnings } = half;
-        self.leaves_with_egress_ip = Some(verdict == "snat_for_node");
+        self.leaves_with_egress_ip = leaves(&verdict, "snat_for_node");
         self.answer = match (&source, passed_to) {
             (Some(source), _) => {
                 let others = foreseen.iter().filter(|one| **one != verdict).cloned().collect::<Vec<_>>().join(", ");
@@ -159,11 +162,13 @@ impl PathAnswer {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("packet     {}\npod        {}\n", self.packet, self.pod);
-        // Writing to a string does not fail.
+        let mut text = String::new();
+        // Agents say what is printed. Writing to a string does not fail.
         let mut line = |name: &str, value: &str| {
-            let _written = writeln!(text, "{name:<11}{value}");
+            let _written = writeln!(text, "{name:<11}{}", printable(value));
         };
+        line("packet", &self.packet);
+        line("pod", &self.pod);
         if let Some(address) = self.egress_ip {
             let of = self.object.as_ref().map_or_else(String::new, |object| format!(" of {object}"));
             line("egress IP", &format!("{address}{of}"));
@@ -182,6 +187,11 @@ impl PathAnswer {
     }
 }
 
+/// Whether a packet with this verdict leaves with an egress IP. Another node decides about one that is sent on.
+fn leaves(verdict: &str, translated: &str) -> Option<bool> {
+    (!SENT_ON.contains(&verdict)).then(|| verdict == translated)
+}
+
 fn at_source(
     node: &str,
     verdict: &str,
@@ -191,7 +201,11 @@ fn at_source(
 ) -> String {
     match (verdict, source, gateway) {
         ("snat_here", Some(source), _) => format!("leaves {node} from {}", shown(source)),
-        ("to_gateway", _, Some(gateway)) => format!("goes to {}", gateway.node),
+        ("to_gateway", _, Some(gateway)) => format!(
+            "goes to {}, and what becomes of it there is not known: the agent on {node} does not say what to ask there; is it of \
+             another version than this plugin?",
+            gateway.node
+        ),
         ("handed_over", ..) => format!("{node} passes it on to the new node of the address: ask again in a second"),
         (_, Some(source), _) => {
             format!("{node} gives it no egress IP ({verdict}): the world sees {}, {}", source.address, source.whose)
@@ -226,25 +240,27 @@ async fn follow(args: &PathArgs, cluster: &ClusterApi, exec: &impl Exec) -> Resu
     let hop = first.gateway.as_ref().and_then(|gateway| Some((gateway.overlay.clone()?, gateway.egress_id)));
     let second = match hop {
         None => None,
-        Some((hop, egress_id)) => Some(at_gateway(args, cluster, exec, &agents, (&hop, egress_id)).await?),
+        Some((hop, egress_id)) => Some(at_gateway(args, cluster, exec, &agents, (&hop, egress_id)).await),
     };
     Ok(PathAnswer::of(&pod, first, second))
 }
 
+/// The gateway and its half, or why that is unknown: the first half is printed all the same.
 async fn at_gateway(
     args: &PathArgs,
     cluster: &ClusterApi,
     exec: &impl Exec,
     agents: &[AgentPod],
     (hop, egress_id): (&OverlayPath, u32),
-) -> Result<(String, Result<GatewayHalf, String>), PluginError> {
-    let node = match &hop.node {
-        Some(node) => node.clone(),
+) -> (String, Result<GatewayHalf, String>) {
+    let named = match &hop.node {
+        Some(node) => Ok(node.clone()),
         // The agent does not know the names while it starts.
-        None => {
-            let nodes = cluster.nodes().await?;
-            node_at(&nodes, hop.to).ok_or(PluginError::UnknownEndpoint(hop.to))?.to_owned()
-        }
+        None => name_of(cluster, hop.to).await,
+    };
+    let node = match named {
+        Ok(node) => node,
+        Err(error) => return (hop.to.to_string(), Err(error.to_string())),
     };
     let asked = [
         "--pod-ip".to_owned(),
@@ -256,11 +272,16 @@ async fn at_gateway(
     ];
     let agent = match on_node(agents, &node) {
         Ok(agent) => agent,
-        Err(error) => return Ok((node, Err(error.to_string()))),
+        Err(error) => return (node, Err(error.to_string())),
     };
     // An identifier of a ping is given as a port too.
     let half = ask(exec, agent, &line(args, &asked, Some(hop.source_port))).await;
-    Ok((node, half.map_err(|error| error.to_string())))
+    (node, half.map_err(|error| error.to_string()))
+}
+
+async fn name_of(cluster: &ClusterApi, endpoint: IpAddr) -> Result<String, PluginError> {
+    let nodes = cluster.nodes().await?;
+    node_at(&nodes, endpoint).map(str::to_owned).ok_or(PluginError::UnknownEndpoint(endpoint))
 }
 
 fn line(args: &PathArgs, asked: &[String], from_port: Option<u16>) -> Vec<String> {

@@ -166,6 +166,47 @@ async fn a_gateway_that_cannot_be_asked_leaves_the_answer_open() {
     }
 }
 
+/// The API server has no node with the endpoint.
+#[tokio::test]
+async fn a_gateway_whose_name_is_not_found_leaves_the_answer_open() {
+    let exec = PlayedExec::new(|_, _| printed(&source_report("to_gateway", Some(remote_gateway(None)))));
+    let answer = follow(&arguments(LINE), &cluster(&[("pods", pods())]), &exec).await.expect("the first half");
+    assert_eq!((answer.leaves_with_egress_ip, answer.path.len()), (None, 1));
+    assert!(answer.answer.contains("goes to 172.18.0.3") && answer.answer.contains("no node has"), "{}", answer.answer);
+}
+
+/// An agent that does not say what to ask at the gateway, and hand-overs in progress on each node.
+#[tokio::test]
+async fn a_packet_that_is_sent_on_without_a_further_answer_has_none() {
+    let mut old = remote_gateway(Some("worker2"));
+    old.overlay = None;
+    let mut passed_on = gateway_report("handed_over", false);
+    passed_on.passed_to = Some("worker3".into());
+    for (first, said) in [
+        (
+            source_report("to_gateway", Some(old.clone())),
+            "goes to worker2 (172.18.0.3), and what becomes of it there is not known",
+        ),
+        (source_report("handed_over", Some(old)), "worker1 passes it on"),
+        (source_report("to_gateway", Some(remote_gateway(Some("worker2")))), "worker2 passes it on to worker3"),
+    ] {
+        let second = passed_on.clone();
+        let exec = PlayedExec::new(move |node, _| if node == "worker1" { printed(&first) } else { printed(&second) });
+        let answer = follow(&arguments(LINE), &cluster(&[("pods", pods())]), &exec).await.expect("an answer");
+        assert_eq!(answer.leaves_with_egress_ip, None, "{said}");
+        assert!(answer.answer.contains(said), "{}", answer.answer);
+    }
+}
+
+#[tokio::test]
+async fn what_agents_say_cannot_control_the_terminal() {
+    let mut report = source_report("no_gateway", None);
+    report.warnings = vec!["bad\u{1b}]0;\u{7}\nanswer     leaves".into()];
+    let exec = PlayedExec::new(move |_, _| printed(&report));
+    let answer = follow(&arguments(LINE), &cluster(&[("pods", pods())]), &exec).await.expect("an answer");
+    assert!(answer.text().ends_with("!          worker1: bad ]0;  answer     leaves\n"), "{:?}", answer.text());
+}
+
 #[tokio::test]
 async fn a_pod_that_cannot_be_traced_is_named() {
     let mut of_host = pod("host", "worker1", "172.18.0.2");
