@@ -184,8 +184,8 @@ pub(crate) struct BundleArgs {
     /// Archive to write; it must not exist
     #[arg(long, value_name = "FILE", default_value = "egress-bundle.tar.gz")]
     pub(crate) file: PathBuf,
-    /// Seconds after which nodes that have not answered are left out
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    /// Seconds after which nodes that have not answered are left out (1 to 86400)
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
 }
 
@@ -320,6 +320,8 @@ mod tests {
             "trace /one 192.0.2.1:80",
             "who 192.0.2.0/24",
             "drain",
+            "bundle --timeout 0",
+            "bundle --timeout 86401",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -43,6 +43,13 @@ pub(crate) struct ClusterApi {
     agent_namespace: Option<String>,
 }
 
+/// The newest lines of a log.
+pub(crate) struct LogEnd {
+    pub(crate) text: String,
+    /// Older lines were left out for the size of the log.
+    pub(crate) is_cut: bool,
+}
+
 /// A pod with the facts that commands need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedPod {
@@ -142,18 +149,28 @@ impl ClusterApi {
         }
     }
 
-    /// The log of a container, at its end.
-    pub(crate) async fn log(&self, pod: (&str, &str), container: &str, previous: bool) -> Result<String, PluginError> {
+    /// The end of a container's log.
+    pub(crate) async fn log(&self, pod: (&str, &str), container: &str, previous: bool) -> Result<LogEnd, PluginError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), pod.0);
-        let how = LogParams {
-            container: Some(container.to_owned()),
-            previous,
-            tail_lines: Some(LOG_LINES),
-            limit_bytes: Some(LOG_BYTES),
-            timestamps: true,
-            ..LogParams::default()
-        };
-        Ok(PATIENCE.wait("read a log", pods.logs(pod.1, &how)).await?)
+        let (mut lines, mut is_cut) = (LOG_LINES, false);
+        loop {
+            let how = LogParams {
+                container: Some(container.to_owned()),
+                previous,
+                tail_lines: Some(lines),
+                limit_bytes: Some(LOG_BYTES),
+                timestamps: true,
+                ..LogParams::default()
+            };
+            let text = PATIENCE.wait("read a log", pods.logs(pod.1, &how)).await?;
+            // The bytes count from the first of the lines, so the newest lines are the ones that are missing.
+            let lacks_newest = i64::try_from(text.len()).is_ok_and(|length| length >= LOG_BYTES);
+            is_cut |= lacks_newest;
+            if !lacks_newest || lines == 1 {
+                return Ok(LogEnd { text, is_cut });
+            }
+            lines = (lines / 4).max(1);
+        }
     }
 
     pub(crate) async fn version(&self) -> Result<String, PluginError> {
@@ -213,7 +230,7 @@ pub(crate) mod testing {
         }
         if path.ends_with("/log") {
             let log = lists.iter().find(|(name, _)| *name == "log").map(|(_, log)| log.clone());
-            return (200, log.unwrap_or_else(|| "".into()));
+            return (200, log.map_or_else(|| "".into(), |log| end_of(log.as_str().unwrap_or_default(), query).into()));
         }
         if let Some((namespace, name)) = path.split_once("/namespaces/").and_then(|(_, rest)| rest.split_once("/pods/"))
         {
@@ -230,6 +247,17 @@ pub(crate) mod testing {
             items.retain(|item| item["spec"]["nodeName"] == node);
         }
         (200, json!({"metadata": {}, "items": items}))
+    }
+
+    /// As a kubelet: the last lines, and of these the first bytes.
+    fn end_of(log: &str, query: &str) -> String {
+        let parameter = |name: &str| {
+            let found = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+            found.and_then(|value| value.parse().ok()).unwrap_or(usize::MAX)
+        };
+        let lines: Vec<&str> = log.split_inclusive('\n').collect();
+        let last = lines.get(lines.len().saturating_sub(parameter("tailLines"))..).unwrap_or_default().concat();
+        last.chars().take(parameter("limitBytes")).collect()
     }
 
     pub(crate) fn agent(node: &str) -> Value {

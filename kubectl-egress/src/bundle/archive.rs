@@ -1,6 +1,6 @@
 //! The archive: files below one folder, and a summary that says what is missing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,8 +24,8 @@ pub(crate) struct BundleSummary {
     pub(crate) agent_versions: BTreeMap<String, String>,
     /// What could not be collected, with the reason.
     pub(crate) missing: BTreeMap<String, String>,
-    /// Files that were cut at the limit.
-    pub(crate) cut: Vec<String>,
+    /// Files that were cut at a limit.
+    pub(crate) cut: BTreeSet<String>,
 }
 
 pub(crate) struct BundleArchive<W: Write> {
@@ -47,7 +47,7 @@ impl<W: Write> BundleArchive<W> {
         let room = LARGEST_FILE.min(LARGEST_ARCHIVE.saturating_sub(self.written));
         let kept = content.get(..room).unwrap_or(content);
         if kept.len() < content.len() {
-            self.summary.cut.push(name.to_owned());
+            self.summary.cut.insert(name.to_owned());
         }
         self.written += kept.len();
         self.append(name, kept)
@@ -105,8 +105,8 @@ pub(crate) mod tests {
         assert_eq!(files["objects/nodes.json"], "[]");
         assert_eq!(files["logs/long.log"].len(), LARGEST_FILE);
         assert_eq!(
-            (summary.cut.as_slice(), summary.missing["node n3"].as_str()),
-            (["logs/long.log".to_owned()].as_slice(), "no agent")
+            (&summary.cut, summary.missing["node n3"].as_str()),
+            (&BTreeSet::from(["logs/long.log".to_owned()]), "no agent")
         );
         assert!(files["summary.json"].contains("\"node n3\": \"no agent\""), "{}", files["summary.json"]);
     }

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -21,9 +22,9 @@ use tokio::time::{Instant, timeout_at};
 use crate::agents::{AgentPod, on_node};
 use crate::arguments::BundleArgs;
 use crate::bundle::archive::{BundleArchive, BundleSummary};
-use crate::cluster::ClusterApi;
+use crate::cluster::{ClusterApi, LogEnd};
 use crate::error::PluginError;
-use crate::exec::Exec;
+use crate::exec::{Exec, printable};
 
 /// Kinds of objects that decide about egress, each with its file. Those of other systems are there where they are served.
 const KINDS: [(&str, &str); 10] = [
@@ -38,7 +39,7 @@ const KINDS: [(&str, &str); 10] = [
     ("egressrouters", "/apis/network.operator.openshift.io/v1/egressrouters"),
     ("nodes", "/api/v1/nodes"),
 ];
-/// Kinds in the agents' namespaces.
+/// Kinds in the agents' namespace.
 const OF_NAMESPACE: [(&str, &str, &str); 5] = [
     ("pods", "/api/v1", "pods"),
     ("configmaps", "/api/v1", "configmaps"),
@@ -46,6 +47,10 @@ const OF_NAMESPACE: [(&str, &str, &str); 5] = [
     ("deployments", "/apis/apps/v1", "deployments"),
     ("leases", "/apis/coordination.k8s.io/v1", "leases"),
 ];
+/// The label of our objects (`deploy/base/kustomization.yaml`), and ConfigMaps of ours that may be without it: generated names have a
+/// suffix.
+const OURS: (&str, &str) = ("app.kubernetes.io/name", "egress-agent");
+const OUR_CONFIGMAPS: [&str; 3] = ["egress-agent-config", "egress-agent-settings", "egress-agent-hand-overs"];
 /// Events about kinds of cluster scope are in the namespace `default`.
 const EVENTS: &str = "/api/v1/events";
 /// Kinds whose events are kept, and the prefix of names of kinds that are too.
@@ -62,10 +67,14 @@ const QUESTIONS: [(&str, &[&str]); 3] = [
 /// Nodes, or logs, at the same time.
 const AT_ONCE: usize = 8;
 
-/// Something collected, or the reason why it is missing.
+/// A file, or the reason why it is missing. A command that fails may have printed something all the same.
+#[derive(Debug, PartialEq, Eq)]
 struct Collected {
     name: String,
-    content: Result<Vec<u8>, String>,
+    content: Option<Vec<u8>>,
+    /// Its beginning is left out.
+    is_cut: bool,
+    complaint: Option<String>,
 }
 
 pub(crate) async fn run(args: &BundleArgs, cluster: &ClusterApi, exec: &impl Exec) -> Result<ExitCode, PluginError> {
@@ -73,16 +82,25 @@ pub(crate) async fn run(args: &BundleArgs, cluster: &ClusterApi, exec: &impl Exe
     // Others on this machine are not to read it.
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.file).map_err(unwritten)?;
     let until = Instant::now() + Duration::from_secs(args.timeout);
-    let (_, summary) = collect(BundleArchive::new(file), cluster, exec, until).await.map_err(unwritten)?;
+    let collected = collect(BundleArchive::new(file), cluster, exec, until).await;
+    let (_, summary) = or_removed(&args.file, collected).map_err(unwritten)?;
     println!("wrote {}", args.file.display());
     for (what, why) in &summary.missing {
-        eprintln!("missing: {what}: {why}");
+        eprintln!("{}", printable(&format!("missing: {what}: {why}")));
     }
     for name in &summary.cut {
-        eprintln!("cut at the limit: {name}");
+        eprintln!("{}", printable(&format!("cut at the limit: {name}")));
     }
     let is_whole = summary.missing.is_empty() && summary.cut.is_empty();
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A part of an archive is not left.
+fn or_removed<T>(file: &Path, written: io::Result<T>) -> io::Result<T> {
+    if written.is_err() {
+        std::fs::remove_file(file)?;
+    }
+    written
 }
 
 /// Fails if the archive cannot be written, and only then.
@@ -131,14 +149,17 @@ async fn add_all<W: Write, F: Future<Output = Collected>>(
     until: Instant,
 ) -> io::Result<()> {
     let mut parts = stream::iter(parts).buffer_unordered(AT_ONCE);
-    while let Ok(Some(Collected { name, content })) = timeout_at(until, parts.next()).await {
+    while let Ok(Some(Collected { name, content, is_cut, complaint })) = timeout_at(until, parts.next()).await {
         expected.remove(&name);
-        match content {
-            Ok(content) => {
-                note_version(&mut archive.summary, &name, &content);
-                archive.add(&name, &content)?;
-            }
-            Err(why) => archive.miss(name, why),
+        if let Some(content) = content {
+            note_version(&mut archive.summary, &name, &content);
+            archive.add(&name, &content)?;
+        }
+        if is_cut {
+            archive.summary.cut.insert(name.clone());
+        }
+        if let Some(why) = complaint {
+            archive.miss(name, why);
         }
     }
     for name in expected {
@@ -169,7 +190,7 @@ async fn objects<W: Write>(archive: &mut BundleArchive<W>, cluster: &ClusterApi)
     Ok(nodes)
 }
 
-/// Adds the objects of a namespace of agents; returns its pods.
+/// Adds our objects in the agents' namespace; returns the pods.
 async fn of_namespace<W: Write>(
     archive: &mut BundleArchive<W>,
     cluster: &ClusterApi,
@@ -179,13 +200,22 @@ async fn of_namespace<W: Write>(
     for (kind, api, plural) in OF_NAMESPACE {
         let name = format!("{namespace}/{kind}");
         let path = format!("{api}/namespaces/{namespace}/{plural}");
-        let Some(items) = list(archive, cluster, &name, &path).await? else { continue };
+        let Some(mut items) = list(archive, cluster, &name, &path).await? else { continue };
+        items.retain(|item| is_ours(kind, &item["metadata"]));
         if kind == "pods" {
             pods.clone_from(&items);
         }
         add_objects(archive, &format!("objects/{name}.json"), items)?;
     }
     Ok(pods)
+}
+
+/// Others may share the namespace. Leases hold names and times only.
+fn is_ours(kind: &str, metadata: &Value) -> bool {
+    let name = metadata["name"].as_str().unwrap_or_default();
+    kind == "leases"
+        || metadata["labels"][OURS.0] == OURS.1
+        || kind == "configmaps" && OUR_CONFIGMAPS.iter().any(|ours| name.starts_with(ours))
 }
 
 async fn events<W: Write>(
@@ -217,7 +247,7 @@ async fn list<W: Write>(
     match cluster.raw_list(path, OBJECTS).await {
         Ok(items) => {
             if items.as_ref().is_some_and(|items| items.len() == OBJECTS) {
-                archive.summary.cut.push(name.to_owned());
+                archive.summary.cut.insert(name.to_owned());
             }
             Ok(items)
         }
@@ -249,12 +279,16 @@ fn askable(agents: &[AgentPod], nodes: Vec<String>) -> (Vec<&AgentPod>, Vec<(Str
 async fn question(exec: &impl Exec, agent: &AgentPod, file: &str, line: &[&str]) -> Collected {
     let name = format!("nodes/{}/{file}", agent.node);
     let line: Vec<String> = line.iter().map(|word| (*word).to_owned()).collect();
-    let content = match exec.collected(agent, &line).await {
-        Ok(finished) if finished.code == 0 => Ok(redacted(&finished.stdout)),
-        Ok(finished) => Err(finished.complaint()),
-        Err(error) => Err(error.to_string()),
+    let (content, complaint) = match exec.collected(agent, &line).await {
+        Ok(finished) if finished.code == 0 => (Some(redacted(&finished.stdout)), None),
+        // `status` of a node that needs a look prints its report and ends with an error.
+        Ok(finished) => {
+            let printed = Some(&finished.stdout).filter(|printed| !printed.is_empty());
+            (printed.map(|printed| redacted(printed)), Some(redact::text(&finished.complaint())))
+        }
+        Err(error) => (None, Some(error.to_string())),
     };
-    Collected { name, content }
+    Collected { name, content, is_cut: false, complaint }
 }
 
 /// One document, or one for each line, as `drops` prints them.
@@ -285,9 +319,13 @@ impl ContainerLog {
     }
 
     async fn read(&self, cluster: &ClusterApi) -> Collected {
-        let read = cluster.log((&self.namespace, &self.pod), &self.container, self.previous).await;
-        let content = read.map(|log| redact::log(&log).into_bytes()).map_err(|error| error.to_string());
-        Collected { name: self.name(), content }
+        let name = self.name();
+        match cluster.log((&self.namespace, &self.pod), &self.container, self.previous).await {
+            Ok(LogEnd { text, is_cut }) => {
+                Collected { name, content: Some(redact::log(&text).into_bytes()), is_cut, complaint: None }
+            }
+            Err(error) => Collected { name, content: None, is_cut: false, complaint: Some(error.to_string()) },
+        }
     }
 }
 
@@ -331,17 +369,24 @@ mod tests {
         }]);
         let mut crashing = agent("n2");
         crashing["status"]["phase"] = json!("Failed");
+        let mut other = agent("n1");
+        other["metadata"] =
+            json!({"namespace": "egress-agent", "name": "other", "labels": {"app.kubernetes.io/name": "other"}});
+        other["status"]["containerStatuses"] = first["status"]["containerStatuses"].clone();
+        let configmap = |name| {
+            json!({
+                "metadata": {"namespace": "egress-agent", "name": name},
+                "data": {"agent.conf": "a=b", "k": "users:\nkind: Config\n"},
+            })
+        };
         let nodes = ["n1", "n2", "n3"].map(|name| json!({"metadata": {"name": name}}));
         let event = |namespace, kind| json!({"metadata": {"namespace": namespace}, "involvedObject": {"kind": kind}});
         vec![
-            ("pods", json!([first, crashing])),
+            ("pods", json!([first, crashing, other])),
             ("nodes", json!(nodes)),
             ("egressips", json!([egress_ip("first", "172.18.0.100", "n1")])),
             ("secrets", json!([{"metadata": {"name": "s"}, "data": {"x": "hunter2"}}])),
-            (
-                "configmaps",
-                json!([{"metadata": {"name": "c"}, "data": {"agent.conf": "a=b", "k": "users:\nkind: Config\n"}}]),
-            ),
+            ("configmaps", json!([configmap("egress-agent-config-5t9g"), configmap("of-others")])),
             ("events", json!([event("default", "EgressIP"), event("red", "Pod"), event("egress-agent", "Pod")])),
             ("log", json!("started\npassword=hunter2\n")),
         ]
@@ -373,10 +418,14 @@ mod tests {
             "nat count --output json" => {
                 Finished { code: 1, stderr: b"error: no pins\n".to_vec(), ..Finished::default() }
             }
+            "status --output json" => {
+                let stdout = br#"{"agent": {"version": "0.1.0"}}"#.to_vec();
+                Finished { code: 1, stdout, stderr: b"error: a link is missing\n".to_vec() }
+            }
             "drops --output json" => {
                 Finished { stdout: b"{\"a\": 1}\n{\"token\": \"x\"}\n".to_vec(), ..Finished::default() }
             }
-            _ => Finished { stdout: br#"{"agent": {"version": "0.1.0"}}"#.to_vec(), ..Finished::default() },
+            other => panic!("{other}"),
         });
         let (files, summary) = bundle(&exec, Duration::from_secs(60)).await;
         for name in [
@@ -393,10 +442,60 @@ mod tests {
         assert_eq!(files["nodes/n1/drops.json"], "{\"a\":1}\n{\"token\":\"REDACTED\"}");
         assert_eq!(summary.agent_versions["n1"], "0.1.0");
         assert_eq!(summary.missing["nodes/n1/nat-count.json"], "no pins");
+        assert_eq!(summary.missing["nodes/n1/status.json"], "a link is missing", "the status is there too");
         assert!(summary.missing["nodes/n2"].contains("its pod is Failed"), "{:?}", summary.missing);
         assert!(summary.missing["nodes/n3"].contains("no agent is on node n3"), "{:?}", summary.missing);
         let events: Vec<Value> = serde_json::from_str(&files["objects/events.json"]).expect("JSON");
         assert_eq!(events.len(), 2, "not that of a pod elsewhere");
+    }
+
+    /// Others may share the agents' namespace.
+    #[tokio::test]
+    async fn objects_and_logs_of_others_are_not_in_it() {
+        let exec = PlayedExec::new(|_, _| Finished { stdout: b"{}".to_vec(), ..Finished::default() });
+        let (files, _) = bundle(&exec, Duration::from_secs(60)).await;
+        assert!(!files.keys().any(|name| name.contains("other")), "{:?}", files.keys());
+        let names = |kind: &str| {
+            let items: Vec<Value> =
+                serde_json::from_str(&files[&format!("objects/egress-agent/{kind}.json")]).expect("JSON");
+            items.iter().map(|item| item["metadata"]["name"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(names("pods"), ["agent-n1", "agent-n2"]);
+        assert_eq!(names("configmaps"), ["egress-agent-config-5t9g"]);
+    }
+
+    /// The names of ConfigMaps are those of the manifests.
+    #[test]
+    fn our_objects_are_known_by_the_manifests_label_and_names() {
+        let kustomization = include_str!("../../../deploy/base/kustomization.yaml");
+        let kustomization: Value = serde_yaml::from_str(kustomization).expect("YAML");
+        assert_eq!(kustomization["labels"][0]["pairs"][OURS.0], OURS.1);
+        for generated in kustomization["configMapGenerator"].as_array().expect("a list") {
+            assert!(is_ours("configmaps", &json!({"name": generated["name"]})), "{generated}");
+        }
+        assert!(!is_ours("pods", &json!({"name": "egress-agent-config"})));
+    }
+
+    /// The API server counts a log's bytes from the first line that it returns.
+    #[tokio::test]
+    async fn of_a_long_log_the_newest_lines_are_kept_and_it_is_named() {
+        let lines: Vec<String> = (0..10_000).map(|number| format!("{number:01000}")).collect();
+        let log = ContainerLog { namespace: "a".into(), pod: "b".into(), container: "c".into(), previous: false };
+        let read = log.read(&cluster(&[("log", json!(lines.join("\n")))])).await;
+        let text = String::from_utf8(read.content.expect("a log")).expect("text");
+        assert!(text.ends_with("9999") && read.is_cut, "{}", text.len());
+        let read = log.read(&cluster(&[("log", json!("short"))])).await;
+        assert_eq!((read.content, read.is_cut), (Some(b"short".to_vec()), false));
+    }
+
+    #[test]
+    fn a_part_of_an_archive_is_removed() {
+        let file = std::env::temp_dir().join(format!("egress-bundle-test-{}", std::process::id()));
+        std::fs::write(&file, "part").expect("written");
+        assert_eq!(or_removed(&file, Ok(1)).expect("kept"), 1);
+        assert!(file.exists());
+        let error = or_removed::<()>(&file, Err(io::ErrorKind::StorageFull.into())).expect_err("the first error");
+        assert_eq!((error.kind(), file.exists()), (io::ErrorKind::StorageFull, false));
     }
 
     /// The Secret has the same word as the variable and the log.

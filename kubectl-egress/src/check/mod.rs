@@ -219,7 +219,7 @@ async fn outcome(
 }
 
 async fn read(cluster: &ClusterApi, name: &str) -> Result<Result<ConnectReport, String>, PluginError> {
-    let log = cluster.log((cluster.namespace(), name), "connect", false).await?;
+    let log = cluster.log((cluster.namespace(), name), "connect", false).await?.text;
     // Each line has a timestamp before it.
     let mut reports = log.lines().filter_map(|line| serde_json::from_str(line.split_once(' ')?.1).ok());
     Ok(reports.next_back().ok_or_else(|| format!("it printed no report: {:?}", log.trim())))
