@@ -23,10 +23,13 @@ use crate::arguments::CheckArgs;
 use crate::check::verdict::{CheckVerdict, CheckedPod, ConnectReport, judge};
 use crate::cluster::{ClusterApi, PATIENCE};
 use crate::error::PluginError;
+use crate::exec::printable;
 
 /// Of both pods.
 const SELECTOR: &str = "app.kubernetes.io/name=egress-check";
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Nothing sets it, so the pods are never ready: a Service whose selector fits their labels sends them no connections.
+const READINESS_GATE: &str = "egress-agent.io/check";
 /// The pods' own deadline is later than that of the command by this.
 const SPARE_SECS: u64 = 60;
 
@@ -39,11 +42,12 @@ pub(crate) async fn run(args: &CheckArgs, cluster: &ClusterApi) -> Result<ExitCo
         }
     };
     let CheckVerdict { lines, works } = check(args, cluster, INTERVAL, stop).await?;
-    lines.iter().for_each(|line| println!("{line}"));
+    lines.iter().for_each(|line| println!("{}", printable(line)));
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Removes the pods before it returns, unless that fails, which is the error then.
+/// Removes the pods before it returns, unless that fails, which is the error then. After a failure they are removed a second time,
+/// an interval later: a request to create one may have been on its way.
 async fn check(
     args: &CheckArgs,
     cluster: &ClusterApi,
@@ -56,6 +60,20 @@ async fn check(
         outcome = play(&plan, &pods, args, cluster, interval) => outcome,
         () = stop => Err(PluginError::Interrupted),
     };
+    let mut failed = remove(&plan, &pods).await;
+    if outcome.is_err() || !failed.is_empty() {
+        sleep(interval).await;
+        failed = remove(&plan, &pods).await;
+    }
+    if failed.is_empty() {
+        return outcome;
+    }
+    let namespace = cluster.namespace().to_owned();
+    Err(PluginError::NotRemoved { namespace, why: failed.join("; "), selector: SELECTOR })
+}
+
+/// Why pods could not be removed.
+async fn remove(plan: &CheckPlan, pods: &Api<Pod>) -> Vec<String> {
     let mut failed = Vec::new();
     for (name, ..) in &plan.pods {
         let at_once = DeleteParams::default().grace_period(0);
@@ -66,11 +84,7 @@ async fn check(
             Err(error) => failed.push(error.to_string()),
         }
     }
-    if failed.is_empty() {
-        return outcome;
-    }
-    let namespace = cluster.namespace().to_owned();
-    Err(PluginError::NotRemoved { namespace, why: failed.join("; "), selector: SELECTOR })
+    failed
 }
 
 /// What is known before anything is created.
@@ -169,6 +183,7 @@ fn pod(name: &str, labels: &Labels, image: &str, args: &CheckArgs) -> Pod {
         "metadata": {"name": name, "labels": labels},
         "spec": {
             "restartPolicy": "Never",
+            "readinessGates": [{"conditionType": READINESS_GATE}],
             "automountServiceAccountToken": false,
             "activeDeadlineSeconds": args.timeout + SPARE_SECS,
             "securityContext": {
@@ -194,7 +209,7 @@ fn pod(name: &str, labels: &Labels, image: &str, args: &CheckArgs) -> Pod {
     serde_json::from_value(value).expect("a pod of this API")
 }
 
-/// Waits until the pod has ended, or cannot start.
+/// Waits until the pod has ended, or cannot start. A request that fails is repeated.
 async fn outcome(
     (name, _, is_selected): &(String, Labels, bool),
     pods: &Api<Pod>,
@@ -203,15 +218,17 @@ async fn outcome(
     interval: Duration,
 ) -> Result<CheckedPod, PluginError> {
     loop {
-        let pod = PATIENCE.wait("get a pod of the check", pods.get(name)).await?;
-        let state = progress(&pod);
-        let node = pod.spec.and_then(|spec| spec.node_name);
+        let (state, node) = match PATIENCE.wait("get a pod of the check", pods.get(name)).await {
+            Ok(pod) => (progress(&pod), pod.spec.and_then(|spec| spec.node_name)),
+            Err(error) if error.is_not_found() => (PodProgress::Stuck("it was deleted".to_owned()), None),
+            Err(error) => (PodProgress::Waiting(error.to_string()), None),
+        };
         let report = match state {
             PodProgress::Ended => read(cluster, name).await?,
             PodProgress::Stuck(why) => Err(why),
             PodProgress::Waiting(why) => match timeout_at(until, sleep(interval)).await {
                 Ok(()) => continue,
-                Err(_) => Err(format!("{why} at --timeout")),
+                Err(_) => Err(format!("{why} (at --timeout)")),
             },
         };
         return Ok(CheckedPod { name: name.clone(), node, is_selected: *is_selected, report });

@@ -18,6 +18,11 @@ use crate::cluster::testing::{agent, egress_ip};
 struct PlayedCluster {
     pods: Arc<Mutex<BTreeMap<String, Value>>>,
     created: Arc<Mutex<Vec<Value>>>,
+    /// So many requests for a pod's state fail.
+    failing: Arc<Mutex<usize>>,
+    /// A request to create a pod is unanswered, and takes effect after the first request to delete the pod.
+    creates_late: bool,
+    on_the_way: Arc<Mutex<BTreeMap<String, Value>>>,
 }
 
 /// What becomes of a pod, by its name: its status, and its log.
@@ -45,6 +50,9 @@ impl PlayedCluster {
                 let (parts, body) = request.into_parts();
                 let bytes = body.collect_bytes().await.expect("a body");
                 let (status, body) = this.answer(&parts.method, parts.uri.path(), &bytes, fate, refuse);
+                if this.creates_late && parts.method == Method::POST {
+                    return std::future::pending().await;
+                }
                 let text = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
                 Response::builder().status(status).body(Body::from(text.into_bytes()))
             }
@@ -59,6 +67,17 @@ impl PlayedCluster {
         let mut pods = self.pods.lock().expect("not poisoned");
         if let Some(rest) = path.strip_prefix("/api/v1/namespaces/red/pods/") {
             let name = rest.trim_end_matches("/log");
+            if *method == Method::DELETE
+                && let Some(pod) = self.on_the_way.lock().expect("not poisoned").remove(name)
+            {
+                pods.insert(name.to_owned(), pod);
+                return failure(404);
+            }
+            let mut failing = self.failing.lock().expect("not poisoned");
+            if *method == Method::GET && *failing > 0 {
+                *failing -= 1;
+                return failure(503);
+            }
             let Some(pod) = pods.get(name).cloned() else { return failure(404) };
             let (status, log) = fate(name);
             return match (method.clone(), rest.ends_with("/log")) {
@@ -82,7 +101,9 @@ impl PlayedCluster {
                     return failure(403);
                 }
                 self.created.lock().expect("not poisoned").push(pod.clone());
-                pods.insert(name, pod.clone());
+                let to =
+                    if self.creates_late { &mut *self.on_the_way.lock().expect("not poisoned") } else { &mut *pods };
+                to.insert(name, pod.clone());
                 (201, pod)
             }
             (_, "/api/v1/namespaces/red") => (200, json!({"metadata": {"name": "red", "labels": {"a": "b"}}})),
@@ -91,7 +112,12 @@ impl PlayedCluster {
             (_, "/api/v1/pods") => {
                 let mut agent = agent("n1");
                 agent["spec"]["containers"] = json!([{"name": "agent", "image": "registry/egress-agent:1"}]);
-                (200, json!({"metadata": {}, "items": [agent]}))
+                // Of a tenant: the labels and the container, in the network of pods.
+                let mut fake = agent.clone();
+                fake["metadata"] =
+                    json!({"namespace": "tenant", "name": "fake", "labels": agent["metadata"]["labels"]});
+                fake["spec"] = json!({"nodeName": "n1", "containers": [{"name": "agent", "image": "registry/fake"}]});
+                (200, json!({"metadata": {}, "items": [fake, agent]}))
             }
             _ => (200, json!({"metadata": {}, "items": []})),
         }
@@ -139,6 +165,10 @@ async fn two_pods_connect_and_are_removed() {
         (&selected["metadata"]["labels"]["app"], &beside["metadata"]["labels"]["app"]),
         (&json!("web"), &Value::Null)
     );
+    for pod in [selected, beside] {
+        // No Service sends connections to a pod that is never ready.
+        assert_eq!(pod["spec"]["readinessGates"], json!([{"conditionType": "egress-agent.io/check"}]));
+    }
     let container = &selected["spec"]["containers"][0];
     assert_eq!(container["image"], "registry/egress-agent:1");
     assert_eq!(container["command"], json!(["egress-agent", "connect", "198.51.100.10:80", "--http"]));
@@ -158,6 +188,31 @@ async fn the_pods_are_removed_whatever_happens() {
     let interrupted = check(&arguments(LINE), &api, Duration::from_millis(1), stop).await;
     assert!(matches!(interrupted, Err(PluginError::Interrupted)));
     assert_eq!((played.created.lock().expect("not poisoned").len(), played.left()), (3, 0));
+}
+
+/// Ctrl-C while the API server has a request to create a pod, which it answers too late.
+#[tokio::test]
+async fn a_pod_that_appears_after_the_interruption_is_removed() {
+    let played = PlayedCluster { creates_late: true, ..PlayedCluster::default() };
+    let api = played.api(pending, None);
+    let created = played.created.clone();
+    let stop = async move {
+        while created.lock().expect("not poisoned").is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let interrupted = check(&arguments(LINE), &api, Duration::from_millis(1), stop).await;
+    assert!(matches!(interrupted, Err(PluginError::Interrupted)));
+    assert!(played.on_the_way.lock().expect("not poisoned").is_empty(), "it has appeared");
+    assert_eq!(played.left(), 0);
+}
+
+#[tokio::test]
+async fn a_request_that_fails_is_repeated() {
+    let played = PlayedCluster { failing: Arc::new(Mutex::new(3)), ..PlayedCluster::default() };
+    let verdict = play(&played, LINE, ended, None).await.expect("a verdict");
+    assert!(verdict.works, "{verdict:?}");
+    assert_eq!(*played.failing.lock().expect("not poisoned"), 0);
 }
 
 #[tokio::test]
