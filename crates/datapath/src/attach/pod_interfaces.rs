@@ -118,10 +118,9 @@ fn find(
 
 /// A veth or netkit device that is no port of a bridge, and not the uplink, which is a veth device on nodes of kind.
 fn is_free(link: &LinkMessage, uplink: &str) -> bool {
-    let is_pair = interfaces::link_info(link).iter().any(|info| match info {
-        LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit) => true,
-        _ => false,
-    });
+    let is_pair = interfaces::link_info(link)
+        .iter()
+        .any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
     let has_master = link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::Controller(_)));
     is_pair && !has_master && interfaces::name(link) != Some(uplink)
 }
