@@ -102,7 +102,7 @@ impl Image {
         fs::create_dir_all(&named)?;
         fs::write(named.join("index.json"), with_name(&index, name)?)?;
         let mut tar = Command::new("tar");
-        // The same bytes whoever packs them, and when.
+        // The same bytes on every machine and at every time.
         tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
         tar.arg("-cf").arg(archive).arg("-C").arg(self.layout()).args(["oci-layout", "blobs"]);
         run(tar.arg("-C").arg(&named).arg("index.json"))?;

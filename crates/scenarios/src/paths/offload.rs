@@ -29,7 +29,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
     vec![
         LabTest::new("paths_checksums_left_to_devices_change_no_header", timeout, elsewhere)
-            .not_on_ovn("a packet socket has no place for an unfinished checksum in Open vSwitch's hands"),
+            .not_on_ovn("Open vSwitch in user space takes no unfinished checksum from the test's packet socket"),
     ]
 }
 

@@ -113,47 +113,28 @@ impl Ovn {
 
     /// `breth0` with the NIC, and `br-int` with the management port, with the host's addresses, routes and rules on them.
     pub(super) fn make_bridges(&self, node: &LabNode) -> Result<()> {
-        let (host, hw) = (&node.host, nic_address(node.number));
+        let host = &node.host;
         host.sysctl(&[(format!("ipv6/conf/{NIC}/disable_ipv6"), "1".to_owned())])?;
         script::ip(host, &[format!("link set {NIC} up")])?;
-        let hwaddr = format!("other-config:hwaddr=\"{hw}\"");
-        let bridge = &self.bridge_kind();
         if self.datapath != Datapath::Kernel {
             Self::keep_from_host(node)?;
         }
-        self.vsctl(
-            node.number,
-            &[
-                "add-br",
-                "br-int",
-                "--",
-                "set",
-                "bridge",
-                "br-int",
-                bridge,
-                "fail_mode=secure",
-                "--",
-                "add-br",
-                UPLINK,
-                "--",
-                "set",
-                "bridge",
-                UPLINK,
-                bridge,
-                "fail_mode=standalone",
-                &hwaddr,
-                "--",
-                "add-port",
-                UPLINK,
-                NIC,
-            ],
-        )?;
+        let kind = self.bridge_kind();
+        self.vsctl(node.number, &["add-br", "br-int", "--", "set", "bridge", "br-int", &kind, "fail_mode=secure"])?;
+        self.add_uplink(node.number)?;
         if self.datapath != Datapath::Kernel {
             self.appctl(node.number, &["dpctl/ipf-set-min-frag", "v4", LEAST_FRAGMENT])?;
             self.appctl(node.number, &["dpctl/ipf-set-min-frag", "v6", LEAST_FRAGMENT])?;
         }
         self.configure_uplink(node)?;
         self.make_management(node)
+    }
+
+    /// `breth0` with the NIC.
+    fn add_uplink(&self, node: NodeNumber) -> Result<()> {
+        let (kind, hwaddr) = (self.bridge_kind(), format!("other-config:hwaddr=\"{}\"", nic_address(node)));
+        let bridge = ["add-br", UPLINK, "--", "set", "bridge", UPLINK, &kind, "fail_mode=standalone", &hwaddr];
+        self.vsctl(node, &[bridge.as_slice(), &["--", "add-port", UPLINK, NIC]].concat()).map(drop)
     }
 
     fn bridge_kind(&self) -> String {
@@ -243,26 +224,8 @@ impl Ovn {
 
     /// Removes `breth0` and makes it again, as a restart of the service that configures the external bridge does.
     pub(in super::super) fn remake_uplink(&self, node: &LabNode) -> Result<()> {
-        let hwaddr = format!("other-config:hwaddr=\"{}\"", nic_address(node.number));
         self.vsctl(node.number, &["del-br", UPLINK])?;
-        self.vsctl(
-            node.number,
-            &[
-                "add-br",
-                UPLINK,
-                "--",
-                "set",
-                "bridge",
-                UPLINK,
-                &self.bridge_kind(),
-                "fail_mode=standalone",
-                &hwaddr,
-                "--",
-                "add-port",
-                UPLINK,
-                NIC,
-            ],
-        )?;
+        self.add_uplink(node.number)?;
         self.configure_uplink(node)?;
         self.write_flows(node.number)
     }
