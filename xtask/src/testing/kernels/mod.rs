@@ -278,16 +278,13 @@ impl KernelRun<'_> {
         archive.finish()
     }
 
-    /// What to try, in this order. That KVM is there and does not work is remembered: trying takes its time. An emulated guest is
-    /// tried twice: now and then its kernel dies as it starts, where one processor runs an instruction while another one replaces
-    /// it (`int3` in a function with static keys).
+    /// What to try, in this order. That KVM is there and does not work is remembered: trying takes its time.
     fn accelerators(&self) -> Vec<Accelerator> {
         let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-        let emulated = [Accelerator::Tcg; 2];
         // KVM runs this machine's architecture.
         let kvm = kvm && self.qemu.is_native();
         let first = (kvm && !self.no_kvm().exists()).then_some(Accelerator::Kvm);
-        first.into_iter().chain(emulated).collect()
+        first.into_iter().chain([Accelerator::Tcg]).collect()
     }
 
     fn no_kvm(&self) -> PathBuf {

@@ -14,6 +14,17 @@ const OWN: [&str; 2] = ["qemu-system-", "seabios"];
 /// Processors of the guest.
 pub(super) const CPUS: usize = 2;
 
+/// Before this version a processor's thread may translate code while another one writes it, and keep what it read: where the
+/// kernel patches itself (static keys), it then meets the breakpoint of a patch that is over, and dies (`int3` in a function).
+/// The commit "accel/tcg: Always lock pages before translation" is of 8.1.
+const SAFE_THREADS: (u32, u32) = (8, 1);
+
+/// Major and minor number, of "QEMU emulator version 7.2.22 (Debian ...)".
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// A kernel that complains of itself has failed the test: it stops at once, with its reason on the console; one whose
 /// processor is stuck for two minutes does too. The second line is speed alone: a translated guest pays most for memory that the
 /// verifier asks for, and tests wait for readers of the kernel's tables. A word that the kernel does not know goes to the first
@@ -26,6 +37,8 @@ pub(super) struct Qemu {
     arch: Arch,
     program: PathBuf,
     libraries: Option<std::ffi::OsString>,
+    /// Its processors may be translated by threads of their own.
+    has_safe_threads: bool,
 }
 
 /// How the guest's processor is made.
@@ -44,7 +57,7 @@ impl Qemu {
             Arch::Arm64 => ("qemu-system-aarch64", "qemu-system-arm", "qemu-arm"),
         };
         if let Some(program) = packages::find(name) {
-            return Ok(Self { arch, program, libraries: None });
+            return Ok(Self::new(arch, program, None));
         }
         let folder = paths.kernels().join(folder);
         if !folder.exists() {
@@ -55,7 +68,23 @@ impl Qemu {
         let multiarch = Arch::own().multiarch();
         let libraries = [format!("usr/lib/{multiarch}"), format!("lib/{multiarch}")].map(|library| root.join(library));
         let libraries = std::env::join_paths(libraries).context("the target folder's name has a colon")?;
-        Ok(Self { arch, program: root.join("usr/bin").join(name), libraries: Some(libraries) })
+        Ok(Self::new(arch, root.join("usr/bin").join(name), Some(libraries)))
+    }
+
+    fn new(arch: Arch, program: PathBuf, libraries: Option<std::ffi::OsString>) -> Self {
+        let mut qemu = Self { arch, program, libraries, has_safe_threads: false };
+        let version = qemu.command().arg("--version").output();
+        let version = version.ok().and_then(|output| version_of(&String::from_utf8_lossy(&output.stdout)));
+        qemu.has_safe_threads = version >= Some(SAFE_THREADS);
+        qemu
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        if let Some(libraries) = &self.libraries {
+            command.env("LD_LIBRARY_PATH", libraries);
+        }
+        command
     }
 
     pub(super) fn is_native(&self) -> bool {
@@ -87,14 +116,14 @@ impl Qemu {
     /// A machine that boots the kernel, writes the kernel's console into a file and its second serial line to our pipe,
     /// and ends when the guest does.
     pub(super) fn machine(&self, accelerator: Accelerator, vmlinuz: &Path, root: &Path, console: &Path) -> Command {
-        let mut command = Command::new(&self.program);
-        if let Some(libraries) = &self.libraries {
-            command.env("LD_LIBRARY_PATH", libraries);
-        }
+        let mut command = self.command();
         match accelerator {
             // Where we are in a guest ourselves, that register may be refused.
             Accelerator::Kvm => command.args(["-accel", "kvm", "-cpu", "max,-arch-capabilities"]),
-            Accelerator::Tcg => command.args(["-accel", "tcg,thread=multi"]).args(self.translated()),
+            Accelerator::Tcg => {
+                let threads = if self.has_safe_threads { "tcg,thread=multi" } else { "tcg,thread=single" };
+                command.args(["-accel", threads]).args(self.translated())
+            }
         };
         let console_line = match self.arch {
             // The check of the timer is left out because a busy machine's guest may not pass it.
@@ -127,5 +156,19 @@ impl Qemu {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_read() {
+        let old = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright (c) 2003-2022\n";
+        assert_eq!(version_of(old), Some((7, 2)));
+        assert_eq!(version_of("QEMU emulator version 10.0.2"), Some((10, 0)));
+        assert!(version_of(old) < Some(SAFE_THREADS) && None < Some(SAFE_THREADS));
+        assert_eq!(version_of("no qemu"), None);
     }
 }
