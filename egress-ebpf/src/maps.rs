@@ -20,12 +20,14 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, Candidates, ClassPolicy, ClusterPrefix, Config, Datagram, Direction, DropEvent, EPOCHS, ExposedPort,
-    Exposure, Flow, FragKey, FragPorts, HandoverEntry, Holder, Inbound, InterfaceAddresses, NatEntry, NeighbourEntry,
-    NeighbourKey, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey,
-    PolicySlot, RouteDestination, RouteEntry, Share, Tuple, Usage,
+    Addr, BlockHolder, BlockOwner, Candidates, ClassPolicy, ClusterPrefix, Config, Datagram, Direction, DropEvent,
+    EPOCHS, ExposedPort, Exposure, Flow, FragKey, FragPorts, HandoverEntry, HeldBlocks, Holder, Inbound,
+    InterfaceAddresses, NatEntry, NeighbourEntry, NeighbourKey, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry,
+    PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot, PortBlock, RouteDestination, RouteEntry, Share, Tuple,
+    Usage,
 };
 use egress_common::decide::expiry::{self, GONE};
+use egress_common::decide::snat::blocks::BlockRequest;
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, phase};
 use egress_common::wire::{PROTO_TCP, Segment, tcp};
@@ -127,6 +129,14 @@ pub static NAT: HashMap<Tuple, NatEntry, 524288, ON_DEMAND> = HashMap::new();
 /// Destinations without a free port, and when a search found that; see `decide::snat`.
 #[btf_map(name = "exhausted")]
 static EXHAUSTED: LruHashMap<Tuple, Datagram, 1024> = LruHashMap::new();
+
+/// Ports of egress IPs that one pod has for itself; see `decide::snat::blocks`.
+#[btf_map(name = "blocks")]
+pub static BLOCKS: HashMap<PortBlock, BlockOwner, 65536, ON_DEMAND> = HashMap::new();
+
+/// The blocks of each pod on each egress IP.
+#[btf_map(name = "pod_blocks")]
+pub static POD_BLOCKS: HashMap<BlockHolder, HeldBlocks, 65536, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "frags")]
 pub static FRAGS: LruHashMap<FragKey, FragPorts, 16384> = LruHashMap::new();
@@ -451,6 +461,45 @@ impl Tables for Maps {
     #[inline(always)]
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim {
         nat::claim_any(self.now_ns(), forward, address, owner, search)
+    }
+
+    #[inline(always)]
+    fn port_block(&self) -> u16 {
+        config().map_or(0, |config| config.port_block)
+    }
+
+    #[inline(always)]
+    fn held_blocks(&self, holder: &BlockHolder) -> HeldBlocks {
+        // SAFETY: see the module header; one number, which is read whole.
+        POD_BLOCKS.get_ptr(holder).map_or(HeldBlocks::default(), |held| unsafe { *held })
+    }
+
+    #[inline(always)]
+    fn hold_block(&self, holder: &BlockHolder, old: HeldBlocks, new: HeldBlocks) -> bool {
+        if old == HeldBlocks::default() {
+            match claimed(POD_BLOCKS.insert(holder, new, BPF_NOEXIST.into())) {
+                ClaimOutcome::Claimed => return true,
+                ClaimOutcome::Full => return false,
+                ClaimOutcome::Taken => {}
+            }
+        }
+        // In memory that another pod's list has by now, this may write a block that is not that pod's, which counts as none.
+        POD_BLOCKS.get_ptr_mut(holder).is_some_and(|held| swap(held.cast::<u64>(), old.0, new.0) == old.0)
+    }
+
+    #[inline(always)]
+    fn is_block_of(&self, holder: &BlockHolder, first: u16, size: u16) -> bool {
+        nat::is_block_of(holder, first, size)
+    }
+
+    #[inline(always)]
+    fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim {
+        nat::claim_any_block(request, walk)
+    }
+
+    #[inline(always)]
+    fn forget_block(&self, block: &PortBlock) {
+        let _gone = BLOCKS.remove(block);
     }
 
     #[inline(always)]

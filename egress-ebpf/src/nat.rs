@@ -8,15 +8,18 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_loop;
-use egress_common::abi::{Addr, ExposedPort, Holder, NatEntry, Origin, PolicySlot, Share, Tuple, Verdict};
+use egress_common::abi::{
+    Addr, BlockHolder, ExposedPort, Holder, NatEntry, Origin, PolicySlot, PortBlock, Share, Tuple, Verdict,
+};
 use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::snat::blocks::BlockRequest;
 use egress_common::decide::snat::{self, PortSearch, SnatSource};
 use egress_common::decide::{self, ClaimOutcome, NatOwner, PortClaim, QuotaKind, Rewrite, Tables};
 use egress_common::wire::{Frame, Quote};
 
 use crate::fib::{self, Lookup, Route, RouteChoice};
 use crate::flow_cache;
-use crate::maps::{self, EXPOSED, Maps, NAT, SHARES, claimed};
+use crate::maps::{self, BLOCKS, EXPOSED, Maps, NAT, SHARES, claimed};
 use crate::rewrite::rewrite;
 use crate::workspace::{Found, Run, WORKSPACE, found};
 use crate::{Outcome, counters, pace};
@@ -199,6 +202,70 @@ pub fn claim_any(now: u64, forward: &Tuple, address: &Addr, owner: &NatOwner, se
     // returns.
     unsafe { bpf_loop(search.span, try_port as *mut c_void, (&raw mut walk).cast(), 0) };
     walk.found
+}
+
+/// Whether the block that begins with this port is open, of this size, and this pod's. Out of line, for its key.
+#[inline(never)]
+pub fn is_block_of(holder: &BlockHolder, first: u16, size: u16) -> bool {
+    let block = PortBlock::new(holder.address, first);
+    let Some(owner) = BLOCKS.get_ptr(&block) else { return false };
+    let Some(found) = found() else { return false };
+    let owner = maps::copied(owner, &mut found.block);
+    owner.pod == holder.pod && owner.size == size && owner.is_open() && owner.is_of(&block)
+}
+
+struct BlockWalk<'a> {
+    request: &'a BlockRequest<'a>,
+    walk: &'a PortSearch,
+    found: PortClaim,
+}
+
+/// Body of the search: 0 continues, 1 ends it. Key and value are in the workspace.
+unsafe extern "C" fn try_block(index: u64, walk: *mut BlockWalk<'_>) -> u64 {
+    // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
+    let walk = unsafe { &mut *walk };
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return 1 };
+    // SAFETY: as in `claim_nat`.
+    let (block, owner) = unsafe { (&mut (*workspace).block, &mut (*workspace).block_owner) };
+    block.set_first(walk.request.block(walk.walk, index as u32));
+    // Cheaper than to seal a value for a block that is taken.
+    if BLOCKS.get_ptr(&*block).is_some() {
+        return 0;
+    }
+    owner.seal(block);
+    match claimed(BLOCKS.insert(&*block, &*owner, BPF_NOEXIST.into())) {
+        ClaimOutcome::Claimed => {
+            walk.found = PortClaim::Claimed(block.first());
+            1
+        }
+        ClaimOutcome::Taken => 0,
+        ClaimOutcome::Full => {
+            walk.found = PortClaim::Full;
+            1
+        }
+    }
+}
+
+/// Builds key and value in the workspace, as [`prepare`].
+#[inline(never)]
+fn prepare_block(request: &BlockRequest<'_>) {
+    if let Some(workspace) = WORKSPACE.get_ptr_mut(0) {
+        // SAFETY: as in `claim_nat`.
+        unsafe {
+            (*workspace).block = PortBlock::new(request.pool.address, 0);
+            (*workspace).block_owner = request.new_owner(maps::clock_ns());
+        }
+    }
+}
+
+/// Claims the first free block of the search.
+#[inline(always)]
+pub fn claim_any_block(request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim {
+    prepare_block(request);
+    let mut blocks = BlockWalk { request, walk, found: PortClaim::NoneFree };
+    // SAFETY: as in `claim_any`.
+    unsafe { bpf_loop(walk.span, try_block as *mut c_void, (&raw mut blocks).cast(), 0) };
+    blocks.found
 }
 
 /// Whether the pod and its egress policy may have another entry.

@@ -7,7 +7,8 @@
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Config, Direction, ExposedPort, Flow, HandoverEntry, NatEntry, Owned, PodEntry, Tuple, Verdict,
+    BlockOwner, Config, Direction, ExposedPort, Flow, HandoverEntry, NatEntry, Owned, PodEntry, PortBlock, Tuple,
+    Verdict,
 };
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::mtu;
@@ -44,6 +45,9 @@ pub struct Workspace {
     pub exposed_port: ExposedPort,
     /// A NAT entry under construction.
     pub nat_entry: NatEntry,
+    /// A port block under construction, and its owner.
+    pub block: PortBlock,
+    pub block_owner: BlockOwner,
     /// For fragments that arrive before their first one.
     pub hold: fragment::HoldSpace,
     /// Copies of found elements.
@@ -68,6 +72,7 @@ pub struct Found {
     pub owned: Owned,
     pub handover: HandoverEntry,
     pub pod: PodEntry,
+    pub block: BlockOwner,
 }
 
 /// Buffers for copies of map elements.

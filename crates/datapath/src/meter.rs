@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use aya::Pod;
 use aya::maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap};
-use egress_common::abi::{Config, Count, EipCount, NatEntry, Owned, Tuple, Usage, Verdict};
+use egress_common::abi::{BlockOwner, Config, Count, EipCount, NatEntry, Owned, PortBlock, Tuple, Usage, Verdict};
 
 use crate::dataplane::Dataplane;
 use crate::error::map_io;
@@ -16,7 +16,7 @@ use crate::maps::facts::{HookFacts, KernelFacts, PortUse};
 use crate::maps::handles::Hash;
 use crate::maps::lease;
 use crate::maps::port_use;
-use crate::names::{Hook, Pins};
+use crate::names::{BLOCKS_MAP, Hook, Pins};
 use crate::node_state::shared::Shared;
 use egress_core::model::state::EgressId;
 use egress_supervise;
@@ -42,6 +42,7 @@ struct MeterState {
     usage: Array<MapData, Usage>,
     config: Array<MapData, Config>,
     nat: Hash<Tuple, NatEntry>,
+    blocks: Hash<PortBlock, BlockOwner>,
     limits: BTreeMap<&'static str, u32>,
     ports: Mutex<Option<PortUse>>,
 }
@@ -58,6 +59,7 @@ impl Dataplane {
             usage: open(&pins, "usage", Map::Array)?,
             config: open(&pins, "config", Map::Array)?,
             nat: hash(&pins, "nat")?,
+            blocks: hash(&pins, BLOCKS_MAP)?,
             limits: SHOWN.into_iter().map(limit).collect::<io::Result<_>>()?,
             ports: Mutex::new(None),
         })))
@@ -123,8 +125,9 @@ impl Meter {
         let mut of_hosts = BTreeSet::new();
         let note = |id: &u32, owned: &Owned| of_hosts.extend(owned.is_hosts().then_some(*id));
         self.0.shared.state().maps.owned.for_each(note)?;
-        let mut count = port_use::PortCounter::new(config.node_ports, of_hosts);
+        let mut count = port_use::PortCounter::new(config.node_ports, of_hosts, config.port_block);
         self.0.nat.for_each(|key, mapping| count.see(key, mapping))?;
+        self.0.blocks.for_each(|_, owner| count.see_block(owner))?;
         *self.0.ports.lock().unwrap_or_else(PoisonError::into_inner) = Some(count.done());
         Ok(PAUSE.max(begun.elapsed() * SHARE))
     }

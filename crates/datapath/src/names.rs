@@ -38,6 +38,8 @@ pub const DEFAULT_INBOUND_ENTRIES: u32 = egress_common::abi::DEFAULT_INBOUND;
 
 /// The maps with configurable sizes: NAT entries and inbound connections.
 pub const NAT_MAP: &str = "nat";
+pub const BLOCKS_MAP: &str = "blocks";
+pub const POD_BLOCKS_MAP: &str = "pod_blocks";
 pub const SHARES_MAP: &str = "shares";
 pub const FLOWS_MAP: &str = "flows";
 pub const INBOUND_MAP: &str = "inbound";
@@ -75,7 +77,7 @@ pub const CLSACT_PROGRAMS: &str = "filters";
 pub const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 27] = [
+pub const PINNED_MAPS: [&str; 29] = [
     "lease",
     "pods",
     "classes",
@@ -94,6 +96,8 @@ pub const PINNED_MAPS: [&str; 27] = [
     "exposed",
     "datagrams",
     "nat",
+    BLOCKS_MAP,
+    POD_BLOCKS_MAP,
     "usage",
     "shares",
     "epochs",
@@ -125,12 +129,14 @@ pub const READ_MAPS: [&str; 14] = [
 
 /// The pinned maps that programs write: a trace has its own.
 #[cfg(test)]
-const WRITTEN_MAPS: [&str; 13] = [
+const WRITTEN_MAPS: [&str; 15] = [
     "flows",
     "inbound",
     "exposed",
     "datagrams",
     "nat",
+    BLOCKS_MAP,
+    POD_BLOCKS_MAP,
     "usage",
     "shares",
     "epochs",

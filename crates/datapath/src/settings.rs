@@ -57,6 +57,8 @@ pub struct Settings {
     pub direct_routing: bool,
     /// Whether new flows to egress IPs get a random port.
     pub random_ports: bool,
+    /// Ports of a block, of which each pod has its own on every egress IP; zero: pods share the ports.
+    pub port_block: u16,
     /// Whether the programs encapsulate and decapsulate simple packets. The device does it for all others, and for all
     /// packets if this is off.
     pub overlay_in_program: bool,
@@ -86,6 +88,7 @@ impl Settings {
             inbound_entries: names::DEFAULT_INBOUND_ENTRIES,
             direct_routing: false,
             random_ports: false,
+            port_block: 0,
             overlay_in_program: true,
             skip_cni_check: false,
             attachment: None,

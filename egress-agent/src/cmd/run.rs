@@ -104,6 +104,17 @@ pub(super) struct RunArgs {
     /// where it is free
     #[arg(long, env = "EGRESS_AGENT_RANDOM_PORTS", help_heading = "On this node")]
     random_ports: bool,
+    /// Each pod gets its own ports of an egress IP, in blocks of so many, four blocks at most. So an address and a port tell the
+    /// pod, and no pod uses up another's ports. No pod's own port is kept, and an unplanned move breaks connections.
+    /// Without it pods share the ports
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_PORT_BLOCK_SIZE",
+        value_name = "NUMBER",
+        value_enum,
+        help_heading = "On this node"
+    )]
+    port_block_size: Option<PortBlockSize>,
     #[command(flatten)]
     tunnel: TunnelArgs,
     /// What encapsulates and decapsulates overlay packets; `device` if IPsec policies encrypt between nodes
@@ -140,6 +151,38 @@ pub(super) struct RunArgs {
 
 /// More would not fit any node's memory.
 const MOST_ENTRIES: i64 = 1 << 28;
+
+/// An egress IP has 64,512 ports for pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PortBlockSize {
+    /// 1,008 blocks
+    #[value(name = "64")]
+    Of64,
+    /// 504 blocks
+    #[value(name = "128")]
+    Of128,
+    /// 252 blocks
+    #[value(name = "256")]
+    Of256,
+    /// 126 blocks
+    #[value(name = "512")]
+    Of512,
+    /// 63 blocks
+    #[value(name = "1024")]
+    Of1024,
+}
+
+impl PortBlockSize {
+    const fn ports(self) -> u16 {
+        match self {
+            Self::Of64 => 64,
+            Self::Of128 => 128,
+            Self::Of256 => 256,
+            Self::Of512 => 512,
+            Self::Of1024 => 1024,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Encapsulation {
@@ -264,6 +307,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
     settings.inbound_entries = args.inbound_entries;
     settings.direct_routing = args.direct_routing;
     settings.random_ports = args.random_ports;
+    settings.port_block = args.port_block_size.map_or(0, PortBlockSize::ports);
     settings.skip_cni_check = args.skip_cni_check;
     settings.attachment = args.attach.preferred();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;

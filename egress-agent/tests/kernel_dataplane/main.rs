@@ -7,6 +7,7 @@ mod abi_migration;
 mod actions;
 mod announce;
 mod bad_input;
+mod blocks;
 mod clsact;
 mod devices;
 mod handover;

@@ -178,6 +178,8 @@ impl Stage {
             ("awaited", Box::new(&mut self.awaited)),
             ("datagrams", Box::new(&mut self.datagrams)),
             ("exhausted", Box::new(&mut self.exhausted)),
+            ("blocks", Box::new(&mut self.blocks)),
+            ("pod_blocks", Box::new(&mut self.pod_blocks)),
             ("answers", Box::new(&mut self.answers)),
             ("shares", Box::new(&mut self.shares)),
             ("pacing", Box::new(&mut self.pacing)),

@@ -11,7 +11,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{FROM_NETDEV, FROM_POD, FURTHER, OWNED_MAC, Stage, TO_NETDEV, TO_POD, TestRun, on_stage, test_run};
 
 /// Field names in the key and value of each map; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 37] = [
+const FIELDS: [(&str, &[&str], &[&str]); 39] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns", "class"]),
@@ -32,6 +32,8 @@ const FIELDS: [(&str, &[&str], &[&str]); 37] = [
     ("datagrams", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
     ("exhausted", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
+    ("blocks", &["address", "first"], &["pod", "source_node", "given_ns", "egress_id", "size", "closed"]),
+    ("pod_blocks", &["address", "pod"], &[]),
     ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
     ("held", &[], &["state", "key", "length"]),
     ("awaited", &["saddr", "daddr", "id", "protocol"], &["since_ns", "count", "places"]),
@@ -84,6 +86,8 @@ pub(crate) fn use_every_map(stage: &mut Stage) {
     for (run, packet) in from_pods.into_iter().chain([(TO_POD, from_outside)]) {
         test_run(stage.program(run.program), &run, &packet.frame());
     }
+    stage.configure(|config| config.port_block = 64);
+    test_run(stage.program(FROM_POD.program), &FROM_POD, &packet(V4.pod, V4.world, 4001, 80).frame());
     // Two flows and one port.
     stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61000));
     for port in [4000, 4001] {

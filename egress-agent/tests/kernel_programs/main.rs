@@ -9,6 +9,7 @@
 mod aging;
 mod answers;
 mod bandwidth;
+mod blocks;
 mod cast;
 mod classes;
 mod clean_maps;

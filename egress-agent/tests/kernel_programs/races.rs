@@ -32,7 +32,7 @@ pub(crate) const CPUS: [usize; 2] = [0, 1];
 struct Race<'a> {
     program: &'a SchedClassifier,
     run: &'a TestRun,
-    packet: &'a (dyn Fn(u16) -> FrameSpec + Sync),
+    packet: &'a (dyn Fn(usize, u16) -> FrameSpec + Sync),
     arrived: &'a AtomicUsize,
 }
 
@@ -41,7 +41,7 @@ impl Race<'_> {
     fn side(self, cpu: usize) -> Vec<Ran> {
         pin(cpu);
         let round = |round: u16| {
-            let frame = (self.packet)(round).frame();
+            let frame = (self.packet)(cpu, round).frame();
             self.arrived.fetch_add(1, Ordering::SeqCst);
             let both = CPUS.len() * (usize::from(round) + 1);
             let mut spins = 0_u32;
@@ -68,8 +68,12 @@ pub(crate) fn has_both_cpus() -> bool {
     CPUS.iter().all(|cpu| set.is_set(*cpu).unwrap_or(false))
 }
 
-/// Races the packets; returns each CPU's results in order.
-fn run_both(stage: &mut Stage, run: &TestRun, packet: impl Fn(u16) -> FrameSpec + Sync) -> [Vec<Ran>; 2] {
+/// Races the packets of each CPU and round; returns each CPU's results in order.
+pub(crate) fn run_both(
+    stage: &mut Stage,
+    run: &TestRun,
+    packet: impl Fn(usize, u16) -> FrameSpec + Sync,
+) -> [Vec<Ran>; 2] {
     let arrived = AtomicUsize::new(0);
     let race = Race { program: stage.program(run.program), run, packet: &packet, arrived: &arrived };
     std::thread::scope(|scope| {
@@ -81,7 +85,7 @@ fn run_both(stage: &mut Stage, run: &TestRun, packet: impl Fn(u16) -> FrameSpec 
 /// Races the packets and checks the results.
 fn race(stage: &mut Stage, run: &TestRun, packet: impl Fn(u16) -> FrameSpec + Sync) {
     let before = stage.counts();
-    let [one, other] = run_both(stage, run, packet);
+    let [one, other] = run_both(stage, run, |_, round| packet(round));
     for (round, (one, other)) in one.iter().zip(&other).enumerate() {
         assert_eq!((one.action, other.action), (REDIRECT, REDIRECT), "round {round}");
         // The first one uses the kernel's neighbour entry, so link addresses may differ.
@@ -153,7 +157,7 @@ fn begin(stage: &mut Stage, cast: &FamilyAddresses, pod: &str) {
 /// Races the flows of a pod whose address has changed; a packet may be lost, a key may not.
 fn race_moved(stage: &mut Stage, cast: &FamilyAddresses, keys: usize) {
     let before = stage.counts();
-    run_both(stage, &FROM_POD, |round| of_round(cast.pod, cast, Body::Udp, round));
+    run_both(stage, &FROM_POD, |_, round| of_round(cast.pod, cast, Body::Udp, round));
     let moved = stage.moved(&before);
     let packets = |verdict: Verdict| moved.get(verdict.label()).map_or(0, |(packets, _)| *packets);
     let (done, lost) = (packets(Verdict::SnatHere), packets(Verdict::ClaimLost));

@@ -9,11 +9,11 @@ use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, AnswerKey, AnswerKind, Candidates, ClassPolicy, ClusterPrefix, Config, Count, Datagram, EipCount,
-    ExposedPort, Exposure, Family, Flow, FragKey, FragPorts, HandoverEntry, HandoverStage, Holder, Inbound,
-    InterfaceAddresses, Lease, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry, NodePlace, Owned, OwnedAddr, Pacing,
-    PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot, PortRange, PrefixKind, RouteDestination,
-    RouteEntry, Share, Tuple, Usage, Verdict, WhenEmpty,
+    Addr, AnswerKey, AnswerKind, BlockHolder, BlockOwner, Candidates, ClassPolicy, ClusterPrefix, Config, Count,
+    Datagram, EipCount, ExposedPort, Exposure, Family, Flow, FragKey, FragPorts, HandoverEntry, HandoverStage,
+    HeldBlocks, Holder, Inbound, InterfaceAddresses, Lease, NatEntry, NeighbourEntry, NeighbourKey, NodeEntry,
+    NodePlace, Owned, OwnedAddr, Pacing, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, PolicySlot,
+    PortBlock, PortRange, PrefixKind, RouteDestination, RouteEntry, Share, Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::limit;
 use egress_common::decide::to_pod::SETTLE_NS;
@@ -59,6 +59,8 @@ pub(crate) struct Stage {
     pub(crate) awaited: HashMap<MapData, FragKey, [u8; 144]>,
     pub(crate) datagrams: HashMap<MapData, Tuple, Datagram>,
     pub(crate) exhausted: HashMap<MapData, Tuple, Datagram>,
+    pub(crate) blocks: HashMap<MapData, PortBlock, BlockOwner>,
+    pub(crate) pod_blocks: HashMap<MapData, BlockHolder, HeldBlocks>,
     pub(crate) usage: Array<MapData, Usage>,
     pub(crate) candidates: MapData,
     pub(crate) epochs: MapData,
@@ -171,6 +173,8 @@ impl Stage {
             awaited: hash(take("awaited")),
             datagrams: hash(take("datagrams")),
             exhausted: hash(take("exhausted")),
+            blocks: hash(take("blocks")),
+            pod_blocks: hash(take("pod_blocks")),
             usage: Array::try_from(take("usage")).expect("an array"),
             candidates: array(take("candidates")),
             epochs: array(take("epochs")),

@@ -129,6 +129,9 @@ pub struct Config {
     /// Not zero where the uplink's queueing discipline keeps packets until their departure time (`fq`): limited packets wait
     /// there.
     pub paced_uplink: u16,
+    /// Ports of a block, of which each pod has its own on every egress IP; zero: pods share the ports.
+    pub port_block: u16,
+    pub reserved: u16,
     /// Raised by the agent after every change of the maps that `from_pod` reads (pods, policy, nodes, cluster, owned).
     /// A flow reuses its decision while this number is unchanged. Zero: no decision is reused.
     pub decisions: u32,
@@ -138,7 +141,7 @@ pub struct Config {
     /// Addresses that may be in the map `owned_addr`. Other addresses need no lookup.
     pub owned: BloomFilter,
 }
-abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 4 + 4 + 8 + 16 + 32);
+abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 4 + 4 + 8 + 16 + 32 + 4);
 
 /// Value of `interfaces`: the node's own addresses on a further egress interface, for packets with the mark 1008; unspecified
 /// where it has none of that family. The key is the interface's index.
@@ -262,6 +265,8 @@ impl Config {
         packet_layout: PacketLayout { checksum: 0, head: 0 },
         random_ports: 0,
         paced_uplink: 0,
+        port_block: 0,
+        reserved: 0,
         decisions: 0,
         pods_v4: Cover::ALL,
         pods_v6: Cover::ALL,

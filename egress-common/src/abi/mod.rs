@@ -10,6 +10,7 @@
 
 mod addr;
 mod answers;
+mod blocks;
 mod cluster;
 mod config;
 mod counters;
@@ -27,6 +28,7 @@ mod verdict;
 
 pub use addr::{Addr, Family};
 pub use answers::{AnswerKey, AnswerKind};
+pub use blocks::{BlockHolder, BlockOwner, HeldBlocks, MOST_BLOCKS, PortBlock};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
 pub use config::{
     BloomFilter, Config, Cover, DEFAULT_INBOUND, InterfaceAddresses, OnUnknownPod, PacketLayout, PortRange, Timeouts,
@@ -50,7 +52,7 @@ pub use routes::{MAX_NEXT_HOPS, NeighbourEntry, NeighbourKey, RouteDestination, 
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). Only these bits are
 /// compared and written. Other bits belong to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half)

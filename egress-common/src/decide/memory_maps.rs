@@ -7,10 +7,12 @@
 
 use std::boxed::Box;
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::vec::Vec;
 
 use self::table::Lent;
+use super::snat::blocks::BlockRequest;
 use super::snat::{self, PortSearch};
 use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, expiry, phase};
 use crate::abi::*;
@@ -55,6 +57,8 @@ pub struct MemoryMaps {
     pub flows: Table<Flow>,
     pub nat: Table<NatEntry>,
     pub exhausted: RefCell<HashMap<Tuple, u64>>,
+    pub blocks: RefCell<HashMap<PortBlock, BlockOwner>>,
+    pub pod_blocks: RefCell<HashMap<BlockHolder, HeldBlocks>>,
     /// Shares of holders that differ from the contents of `flows` and `nat`.
     pub shares: RefCell<HashMap<Holder, Share>>,
     pub frags: RefCell<HashMap<FragKey, FragPorts>>,
@@ -117,6 +121,8 @@ impl MemoryMaps {
             flows: Table::new(),
             nat: Table::new(),
             exhausted: RefCell::default(),
+            blocks: RefCell::default(),
+            pod_blocks: RefCell::default(),
             shares: RefCell::default(),
             frags: RefCell::default(),
             awaited: RefCell::default(),
@@ -500,6 +506,39 @@ impl Tables for MemoryMaps {
             }
         }
         PortClaim::NoneFree
+    }
+    fn port_block(&self) -> u16 {
+        self.config.get().port_block
+    }
+    fn held_blocks(&self, holder: &BlockHolder) -> HeldBlocks {
+        self.pod_blocks.borrow().get(holder).copied().unwrap_or_default()
+    }
+    fn hold_block(&self, holder: &BlockHolder, old: HeldBlocks, new: HeldBlocks) -> bool {
+        let is_old = self.held_blocks(holder) == old;
+        if is_old {
+            self.pod_blocks.borrow_mut().insert(*holder, new);
+        }
+        is_old
+    }
+    fn is_block_of(&self, holder: &BlockHolder, first: u16, size: u16) -> bool {
+        let (blocks, at) = (self.blocks.borrow(), PortBlock::new(holder.address, first));
+        blocks.get(&at).is_some_and(|owner| owner.pod == holder.pod && owner.size == size && owner.is_open())
+    }
+    fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim {
+        let mut blocks = self.blocks.borrow_mut();
+        for index in 0..walk.span {
+            let at = PortBlock::new(request.pool.address, request.block(walk, index));
+            if let Entry::Vacant(free) = blocks.entry(at) {
+                let mut owner = request.new_owner(self.now.get());
+                owner.seal(&at);
+                free.insert(owner);
+                return PortClaim::Claimed(at.first());
+            }
+        }
+        PortClaim::NoneFree
+    }
+    fn forget_block(&self, block: &PortBlock) {
+        self.blocks.borrow_mut().remove(block);
     }
     fn expire_nat(&self, key: &Tuple) -> bool {
         self.expire(key)

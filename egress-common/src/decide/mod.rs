@@ -34,12 +34,13 @@ pub mod memory_maps;
 pub(crate) mod packets;
 
 use crate::abi::{
-    Addr, Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry,
-    InterfaceAddresses, NatEntry, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey,
-    PolicySlot, Share, Tuple, Verdict,
+    Addr, BlockHolder, Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry,
+    HeldBlocks, InterfaceAddresses, NatEntry, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, PolicyEntry,
+    PolicyEntryKey, PolicySlot, PortBlock, Share, Tuple, Verdict,
 };
 use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
+use snat::blocks::BlockRequest;
 
 /// Outcome of an insert-if-absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +174,17 @@ pub trait Tables {
     /// Claims the first free port of the search, other than ports of a Service, for the reverse key made from `forward`
     /// and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &NatOwner, search: &PortSearch) -> PortClaim;
+    /// [`crate::abi::Config::port_block`].
+    fn port_block(&self) -> u16;
+    /// What the pod's list of blocks says; nothing without one.
+    fn held_blocks(&self, holder: &BlockHolder) -> HeldBlocks;
+    /// Replaces the list, made if there is none; false if it is not `old` any more, or the map takes no more.
+    fn hold_block(&self, holder: &BlockHolder, old: HeldBlocks, new: HeldBlocks) -> bool;
+    /// Whether the block that begins with this port is open, of this size, and this pod's.
+    fn is_block_of(&self, holder: &BlockHolder, first: u16, size: u16) -> bool;
+    /// Claims the first free block of the search; its first port.
+    fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim;
+    fn forget_block(&self, block: &PortBlock);
     /// Removes the NAT entry of this key if it is idle; whether it was.
     fn expire_nat(&self, key: &Tuple) -> bool;
     /// Whether a search found every port towards this destination taken, at most [`snat::EXHAUSTED_NS`] ago.

@@ -9,19 +9,24 @@
 //! 3. That removal may hit an adopted key. So after an adoption the reverse key is claimed again, and after a removal
 //!    the forward key is read again.
 //!
+//! With [port blocks](blocks), no port is kept, and the search covers the blocks of the flow's pod.
+//!
 //! A protocol without ports has one NAT entry per address and destination, and none on an address of the node itself.
 
 use super::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables, slots};
-use crate::abi::{Addr, Config, Direction, NatEntry, Origin, Owned, PortRange, Tuple, Verdict};
+use crate::abi::{Addr, Config, Direction, HeldBlocks, NatEntry, Origin, Owned, PortRange, Tuple, Verdict};
 use crate::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, sctp};
 
 /// NAT uses no system ports.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
 
-/// Walks a port range from a random start, without omission.
+/// Walks a port range, or several blocks of ports, from a random start, without omission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSearch {
-    first: u16,
+    /// First ports: one of a range, or one of each block.
+    firsts: HeldBlocks,
+    /// Ports of a block; zero for a range.
+    size: u16,
     /// Number of ports, not zero.
     pub span: u32,
     start: u32,
@@ -32,6 +37,17 @@ impl PortSearch {
     #[inline(always)]
     pub fn new(range: PortRange, random: u32) -> Self {
         let span = (range.last as u32).saturating_sub(range.first as u32) + 1;
+        Self::over(HeldBlocks(range.first as u64), 0, span, random)
+    }
+
+    /// `blocks` has no gaps.
+    #[inline(always)]
+    pub fn of_blocks(blocks: HeldBlocks, size: u16, random: u32) -> Self {
+        Self::over(blocks, size, blocks.len() * size as u32, random)
+    }
+
+    #[inline(always)]
+    fn over(firsts: HeldBlocks, size: u16, span: u32, random: u32) -> Self {
         // A prime that does not divide the span visits every residue once.
         let mut stride = 1;
         for prime in [32_771u32, 16_411, 8_209, 4_099, 1_031] {
@@ -39,7 +55,7 @@ impl PortSearch {
                 stride = prime;
             }
         }
-        Self { first: range.first, span, start: random.checked_rem(span).unwrap_or(0), stride }
+        Self { firsts, size, span, start: random.checked_rem(span).unwrap_or(0), stride }
     }
 
     /// The `index`-th port of the walk, for indices below `span`.
@@ -47,10 +63,12 @@ impl PortSearch {
     pub const fn at(&self, index: u32) -> u16 {
         // 2^16 * 2^16 does not fit 32 bits.
         let walked = self.start as u64 + index as u64 * self.stride as u64;
-        match walked.checked_rem(self.span as u64) {
-            Some(offset) => self.first + offset as u16,
-            None => self.first,
-        }
+        let Some(offset) = walked.checked_rem(self.span as u64) else { return self.firsts.0 as u16 };
+        let (Some(block), Some(within)) = (offset.checked_div(self.size as u64), offset.checked_rem(self.size as u64))
+        else {
+            return self.firsts.0 as u16 + offset as u16;
+        };
+        (self.firsts.0 >> (block * 16 & 63)) as u16 + within as u16
     }
 }
 
@@ -150,11 +168,11 @@ pub fn translate<'t, T: Tables>(
         OwnPort::Taken if headers.l4 == L4::Other => return Err(Verdict::ProtocolTaken),
         // The peer knows this flow by its current port only.
         OwnPort::Taken if is_under_way(headers) => return Err(Verdict::PortTaken),
-        OwnPort::Taken if is_exhausted(forward, pool, tables) => return Err(Verdict::PortsExhausted),
-        OwnPort::Taken => match find_port(headers, tables, pool, owner) {
+        OwnPort::Taken if is_exhausted(forward, pool, tables, owner) => return Err(Verdict::PortsExhausted),
+        OwnPort::Taken => match find_any_port(headers, tables, pool, owner) {
             PortClaim::Claimed(number) => Port { number, ours: true },
             PortClaim::NoneFree => {
-                note_exhausted(forward, pool, tables);
+                note_exhausted(forward, pool, tables, owner);
                 return Err(Verdict::PortsExhausted);
             }
             PortClaim::Full => return Err(Verdict::MapFull),
@@ -212,11 +230,15 @@ fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
 }
 
 /// Whether a new NAT entry may have the flow's own port. One of a flow that is under way may: its peer knows no other port, if
-/// another gateway without random ports had it.
+/// another gateway without random ports had it. With port blocks none had it.
 #[inline(always)]
-fn keeps_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource) -> bool {
+fn keeps_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner: &NatOwner) -> bool {
+    if headers.l4 == L4::Other {
+        return true;
+    }
     // Of a node's own address, few flows have a port in the range.
-    pool.is_nodes || !tables.has_random_ports() || headers.l4 == L4::Other || is_under_way(headers)
+    let may = pool.is_nodes || !tables.has_random_ports() || is_under_way(headers);
+    may && !blocks::are_used(tables, owner)
 }
 
 /// Whether the packet belongs to a TCP connection or SCTP association that began before this node saw it.
@@ -247,7 +269,7 @@ struct Port {
 fn claim_own_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner: &NatOwner) -> OwnPort {
     let port = headers.tuple.sport();
     let is_listed = port >= pool.ports.first && port <= pool.ports.last;
-    if !is_listed && (pool.is_nodes || headers.l4 != L4::Other) || !keeps_port(headers, tables, pool) {
+    if !is_listed && (pool.is_nodes || headers.l4 != L4::Other) || !keeps_port(headers, tables, pool, owner) {
         return OwnPort::Taken;
     }
     let forward = &headers.tuple;
@@ -281,13 +303,20 @@ fn expire_own_port<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource) ->
 pub const EXHAUSTED_NS: u64 = 1_000_000_000;
 
 #[inline(never)]
-fn is_exhausted<T: Tables>(forward: &Tuple, pool: &SnatSource, tables: &T) -> bool {
-    tables.is_exhausted(&reverse_key(forward, &pool.address, 0))
+fn is_exhausted<T: Tables>(forward: &Tuple, pool: &SnatSource, tables: &T, owner: &NatOwner) -> bool {
+    tables.is_exhausted(&exhausted_key(forward, pool, tables, owner))
 }
 
 #[inline(never)]
-fn note_exhausted<T: Tables>(forward: &Tuple, pool: &SnatSource, tables: &T) {
-    tables.note_exhausted(&reverse_key(forward, &pool.address, 0));
+fn note_exhausted<T: Tables>(forward: &Tuple, pool: &SnatSource, tables: &T, owner: &NatOwner) {
+    tables.note_exhausted(&exhausted_key(forward, pool, tables, owner));
+}
+
+/// The destination, at the egress IP or, where a pod has blocks of its own, at the pod.
+#[inline(always)]
+fn exhausted_key<T: Tables>(forward: &Tuple, pool: &SnatSource, tables: &T, owner: &NatOwner) -> Tuple {
+    let of = if blocks::are_used(tables, owner) { &forward.saddr } else { &pool.address };
+    reverse_key(forward, of, 0)
 }
 
 /// Claims the reverse key with any free port of the pool.
@@ -296,6 +325,27 @@ fn find_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner:
     let forward = &headers.tuple;
     let search = PortSearch::new(pool.ports, tables.random());
     tables.claim_any_port(forward, &pool.address, owner, &search)
+}
+
+/// The same or, with port blocks, of the pod's, which gets another block if it may.
+#[inline(always)]
+fn find_any_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, owner: &NatOwner) -> PortClaim {
+    if !blocks::are_used(tables, owner) {
+        return find_port(headers, tables, pool, owner);
+    }
+    let forward = &headers.tuple;
+    let own = blocks::own_blocks(forward, tables, pool);
+    let claim = blocks::find_port(forward, tables, pool, owner, own);
+    if claim != PortClaim::NoneFree {
+        return claim;
+    }
+    match blocks::give_block(forward, tables, pool, owner, own) {
+        // This one, or that of another CPU.
+        PortClaim::Claimed(_) => {
+            blocks::find_port(forward, tables, pool, owner, blocks::own_blocks(forward, tables, pool))
+        }
+        none => none,
+    }
 }
 
 /// Outcome of claiming the forward key.
@@ -358,6 +408,7 @@ fn hold_reverse<T: Tables>(
     Err(Verdict::ClaimLost)
 }
 
+pub mod blocks;
 #[cfg(test)]
 mod interleaved;
 #[cfg(test)]

@@ -82,7 +82,7 @@ async fn passes(shared: Arc<Shared>) {
 
 /// One pass over the maps, spread over time. Returns the names of the nearly full maps.
 async fn pass(shared: &Arc<Shared>) -> io::Result<Vec<&'static str>> {
-    let mut pass = in_background(shared, |shared| Pass::begin(&shared.flow_maps())).await?;
+    let mut pass = in_background(shared, |shared| Pass::begin(&mut shared.flow_maps())).await?;
     let mut removed = 0;
     let mut pause = in_background(shared, |shared| shared.flow_maps().sweep_pause(&shared.settings)).await?;
     let mut looked = Instant::now();
@@ -145,7 +145,8 @@ struct PassStep {
 }
 
 impl Pass {
-    fn begin(maps: &FlowMaps) -> io::Result<Self> {
+    fn begin(maps: &mut FlowMaps) -> io::Result<Self> {
+        maps.blocks.begin_pass()?;
         Ok(Self {
             nat: maps.nat.batches()?,
             flows: maps.flows.batches()?,
@@ -170,7 +171,7 @@ impl Pass {
             true => (SweepMode::Pressed, expiry::pressed(*timeouts)),
         };
         let now = now_ns()?;
-        let (candidates, marked) = (&mut self.candidates, &mut self.marked);
+        let (candidates, marked, blocks) = (&mut self.candidates, &mut self.marked, &mut maps.blocks);
         candidates.clear();
         marked.clear();
         // A mark that is seen here, and by the program again, is one whose owner could not remove the entry: the kernel may
@@ -185,6 +186,7 @@ impl Pass {
         let has_more = match map {
             SweptMap::Nat => self.nat.next(|key, nat_entry| {
                 let seen = nat_entry.last_seen_ns;
+                blocks.see(key);
                 collect(key, seen, expiry::may_nat_entry_be_idle(&timeouts, key.protocol, seen, now));
             })?,
             SweptMap::Flows => self.flows.next(|key, flow| {
@@ -199,6 +201,12 @@ impl Pass {
         };
         let removed = maps.sweeper.remove(map, mode, &self.candidates)?
             + maps.sweeper.remove(map, SweepMode::Marked, &self.marked)?;
+        if !has_more && map == SweptMap::Nat {
+            let taken_back = maps.blocks.end_pass()?;
+            if taken_back > 0 {
+                debug!(taken_back, "port blocks without entries");
+            }
+        }
         let next = match (has_more, map) {
             (true, _) => Some(map),
             (false, SweptMap::Nat) => Some(SweptMap::Flows),

@@ -48,11 +48,23 @@ pub struct Use {
     pub busiest: u32,
     /// Available ports per destination.
     pub ports: u32,
+    /// Port blocks that pods have, and their possible number; zero without blocks.
+    pub blocks: u32,
+    pub most_blocks: u32,
 }
 
 impl Use {
     /// At least 1 if no port is free.
     pub fn ratio(&self) -> f64 {
-        if self.ports == 0 { 0.0 } else { f64::from(self.busiest) / f64::from(self.ports) }
+        ratio(self.busiest, self.ports)
     }
+
+    /// `None` without port blocks.
+    pub fn block_ratio(&self) -> Option<f64> {
+        (self.most_blocks != 0).then(|| ratio(self.blocks, self.most_blocks))
+    }
+}
+
+fn ratio(used: u32, of: u32) -> f64 {
+    if of == 0 { 0.0 } else { f64::from(used) / f64::from(of) }
 }

@@ -16,11 +16,12 @@ use egress_common::abi::{
     OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, RouteDestination, RouteEntry, Share, Tuple, Usage,
 };
 
+use crate::conntrack::blocks::PortBlocks;
 use crate::error::{StartError, map_io};
 use crate::maps::access::{self, Batches};
 use crate::maps::prefix_sets::PrefixSets;
 use crate::maps::sweeper::Sweeper;
-use crate::names::SHARES_MAP;
+use crate::names::{BLOCKS_MAP, POD_BLOCKS_MAP, SHARES_MAP};
 
 /// Small maps of the node's state. Walks of large maps do not block them.
 pub struct NodeMaps {
@@ -60,6 +61,7 @@ pub struct FlowMaps {
     pub nat: Hash<Tuple, NatEntry>,
     pub usage: Array<MapData, Usage>,
     pub shares: Hash<Holder, Share>,
+    pub blocks: PortBlocks,
     /// Holders that the last pass of `conntrack::gc` has found without entries.
     pub empty_shares: HashSet<Holder>,
     /// Entries of `flows`, `nat` and `inbound` are removed by it alone, because programs count them.
@@ -76,6 +78,7 @@ impl FlowMaps {
             inbound: hash(ebpf, "inbound")?,
             datagrams: hash(ebpf, "datagrams")?,
             nat: hash(ebpf, "nat")?,
+            blocks: PortBlocks::new(hash(ebpf, BLOCKS_MAP)?, hash(ebpf, POD_BLOCKS_MAP)?),
             usage: typed(ebpf, "usage")?,
         })
     }

@@ -6,6 +6,7 @@ pub mod facts;
 pub mod handles;
 pub mod lease;
 pub mod nat_entries;
+pub mod port_blocks;
 pub mod port_use;
 pub mod prefix_sets;
 pub mod sweeper;

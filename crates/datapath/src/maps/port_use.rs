@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 
-use egress_common::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple};
+use egress_common::abi::{Addr, BlockOwner, Direction, NatEntry, Origin, PortRange, Tuple};
 use egress_common::decide::snat::EGRESS_PORTS;
 
 use crate::maps::facts::{PortUse, Use};
@@ -26,15 +26,18 @@ pub struct PortCounter {
     found: PortUse,
     /// The policies whose addresses here are the node's own.
     of_hosts: BTreeSet<u32>,
+    /// Ports of a block; zero without blocks.
+    block_size: u16,
     sketch: Sketch,
 }
 
 impl PortCounter {
-    /// `node_ports`: the NAT ports of the node's own addresses; `of_hosts`: the policies that have such an address here.
-    pub fn new(node_ports: PortRange, of_hosts: BTreeSet<u32>) -> Self {
+    /// `node_ports`: the NAT ports of the node's own addresses; `of_hosts`: the policies that have such an address here;
+    /// `block_size`: ports of a block, zero without blocks.
+    pub fn new(node_ports: PortRange, of_hosts: BTreeSet<u32>, block_size: u16) -> Self {
         let node = Use { ports: size(node_ports), ..Use::default() };
         let found = PortUse { egress_ips: BTreeMap::new(), node };
-        Self { found, of_hosts, sketch: Sketch::new(RandomState::new()) }
+        Self { found, of_hosts, block_size, sketch: Sketch::new(RandomState::new()) }
     }
 
     /// Each NAT entry has two keys; it is counted at the forward one.
@@ -44,12 +47,7 @@ impl PortCounter {
         }
         let of = match mapping.origin() {
             Some(Origin::Stack) => &mut self.found.node,
-            _ => {
-                let is_hosts = self.of_hosts.contains(&mapping.egress_id);
-                let ports = if is_hosts { self.found.node.ports } else { size(EGRESS_PORTS) };
-                let id = EgressId(mapping.egress_id);
-                self.found.egress_ips.entry(id).or_insert(Use { ports, ..Use::default() })
-            }
+            _ => of_egress_ip(&mut self.found, &self.of_hosts, self.block_size, mapping.egress_id),
         };
         of.mappings += 1;
         if !WITH_PORTS.contains(&key.protocol) {
@@ -61,9 +59,21 @@ impl PortCounter {
         of.busiest = of.busiest.max(self.sketch.raise(&destination));
     }
 
+    /// A port block of a pod.
+    pub fn see_block(&mut self, owner: &BlockOwner) {
+        let Self { found, of_hosts, block_size, .. } = self;
+        of_egress_ip(found, of_hosts, *block_size, owner.egress_id).blocks += 1;
+    }
+
     pub fn done(self) -> PortUse {
         self.found
     }
+}
+
+fn of_egress_ip<'f>(found: &'f mut PortUse, of_hosts: &BTreeSet<u32>, block_size: u16, id: u32) -> &'f mut Use {
+    let ports = if of_hosts.contains(&id) { found.node.ports } else { size(EGRESS_PORTS) };
+    let most_blocks = ports.checked_div(block_size.into()).unwrap_or_default();
+    found.egress_ips.entry(EgressId(id)).or_insert(Use { ports, most_blocks, ..Use::default() })
 }
 
 fn size(ports: PortRange) -> u32 {
@@ -106,7 +116,7 @@ mod tests {
     }
 
     fn count() -> PortCounter {
-        PortCounter::new(PortRange { first: 61_000, last: 61_999 }, [5].into())
+        PortCounter::new(PortRange { first: 61_000, last: 61_999 }, [5].into(), 64)
     }
 
     #[test]
@@ -127,15 +137,18 @@ mod tests {
         }
         count.see(&tuple(Direction::Egress, 1, 1, 6), &mapping(Origin::Stack, 0));
         count.see(&tuple(Direction::Egress, 1, 1, 6), &mapping(Origin::Here, 5));
+        for pod in [10, 11] {
+            count.see_block(&BlockOwner::new(Addr::v4([10, 244, 1, pod]), Addr::UNSPECIFIED, 7, 64, 1));
+        }
         let found = count.done();
         let ports = 64_512;
         let expected = [
-            (EgressId(5), Use { mappings: 1, busiest: 1, ports: 1_000 }),
-            (EgressId(7), Use { mappings: 160, busiest: 100, ports }),
-            (EgressId(9), Use { mappings: 60, busiest: 30, ports }),
+            (EgressId(5), Use { mappings: 1, busiest: 1, ports: 1_000, blocks: 0, most_blocks: 15 }),
+            (EgressId(7), Use { mappings: 160, busiest: 100, ports, blocks: 2, most_blocks: 1_008 }),
+            (EgressId(9), Use { mappings: 60, busiest: 30, ports, blocks: 0, most_blocks: 1_008 }),
         ];
         assert_eq!(found.egress_ips, BTreeMap::from(expected));
-        assert_eq!(found.node, Use { mappings: 1, busiest: 1, ports: 1_000 });
+        assert_eq!(found.node, Use { mappings: 1, busiest: 1, ports: 1_000, ..Use::default() });
         assert!((found.node.ratio() - 0.001).abs() < 1e-9);
     }
 

@@ -173,6 +173,7 @@ impl State {
         config.policy_quota = Quotas::entries(settings.quotas.policy, settings.nat_entries);
         config.direct_routing = settings.direct_routing.into();
         config.random_ports = settings.random_ports.into();
+        config.port_block = settings.port_block;
         config.packet_layout = packet_layout;
         // Kept across restarts, like the maps: no change is missed in between.
         if config.following_since_secs == 0 {

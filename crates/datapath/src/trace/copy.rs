@@ -5,9 +5,9 @@ use std::io;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, Candidates, ClassPolicy, ClusterPrefix, Config, ExposedPort, Exposure, Flow, HandoverEntry, Holder, Inbound,
-    Lease, NatEntry, NodeEntry, Owned, PodEntry, PolicyDestination, PolicyEntry, PolicyEntryKey, Share, SlotPlace,
-    Tuple,
+    Addr, BlockHolder, BlockOwner, Candidates, ClassPolicy, ClusterPrefix, Config, ExposedPort, Exposure, Flow,
+    HandoverEntry, HeldBlocks, Holder, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry, PolicyDestination,
+    PolicyEntry, PolicyEntryKey, PortBlock, Share, SlotPlace, Tuple,
 };
 use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::memory_maps::MemoryMaps;
@@ -17,7 +17,7 @@ use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
 use crate::clock::{boot_ns, now_ns};
 use crate::error::map_io;
 use crate::maps::handles::{Hash, Trie};
-use crate::names::Pins;
+use crate::names::{BLOCKS_MAP, POD_BLOCKS_MAP, Pins};
 
 /// More free entries than a packet can use.
 const MAX_FREE: u32 = 16;
@@ -71,6 +71,17 @@ impl CopiedMaps {
         for holder in [Some(Holder::pod(tuple.saddr)), egress_id.map(Holder::policy)].into_iter().flatten() {
             maps.shares.borrow_mut().extend(shares.get(&holder)?.map(|share| (holder, share)));
         }
+        for address in &addresses {
+            let holder = BlockHolder { address: *address, pod: tuple.saddr };
+            let held = hash::<BlockHolder, HeldBlocks>(pins, POD_BLOCKS_MAP)?.get(&holder)?;
+            maps.pod_blocks.borrow_mut().extend(held.map(|held| (holder, held)));
+        }
+        // Also others': they tell whether a block is free.
+        hash::<PortBlock, BlockOwner>(pins, BLOCKS_MAP)?.for_each(|block, owner| {
+            if addresses.contains(&block.address) {
+                maps.blocks.borrow_mut().insert(*block, *owner);
+            }
+        })?;
         let nat = hash::<Tuple, NatEntry>(pins, "nat")?;
         let nat_free = free(&nat, |key, mapping| {
             if key == tuple || mapping.other == *tuple || is_wanted(key, tuple, &addresses) {

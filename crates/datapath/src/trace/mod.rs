@@ -26,8 +26,8 @@ use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::sys::SyscallError;
 use aya::{Ebpf, EbpfLoader};
 use egress_common::abi::{
-    Addr, AnswerKey, Config, Count, Datagram, Direction, EPOCHS, Flow, Holder, Inbound, NatEntry, Origin, Share, Tuple,
-    Verdict,
+    Addr, AnswerKey, BlockHolder, BlockOwner, Config, Count, Datagram, Direction, EPOCHS, Flow, HeldBlocks, Holder,
+    Inbound, NatEntry, Origin, PortBlock, Share, Tuple, Verdict,
 };
 use egress_common::wire::Headers;
 
@@ -36,7 +36,7 @@ use crate::error::{StartError, map_io};
 use crate::loader::{pins, programs};
 use crate::maps::access;
 use crate::maps::handles::{self, Hash};
-use crate::names::{Hook, Pins, READ_MAPS};
+use crate::names::{BLOCKS_MAP, Hook, POD_BLOCKS_MAP, Pins, READ_MAPS};
 use crate::survey;
 use crate::trace::copy::{CopiedMaps, Sizes};
 use crate::trace::prediction::{Prediction, predict};
@@ -243,6 +243,8 @@ struct Private {
     nat: Hash<Tuple, NatEntry>,
     inbound: Hash<Tuple, Inbound>,
     exhausted: Hash<Tuple, Datagram>,
+    blocks: Hash<PortBlock, BlockOwner>,
+    pod_blocks: Hash<BlockHolder, HeldBlocks>,
     epochs: MapData,
     /// Value of all epochs.
     runs: u32,
@@ -258,6 +260,8 @@ impl Private {
             nat: handles::hash(ebpf, "nat")?,
             inbound: handles::hash(ebpf, "inbound")?,
             exhausted: handles::hash(ebpf, "exhausted")?,
+            blocks: handles::hash(ebpf, BLOCKS_MAP)?,
+            pod_blocks: handles::hash(ebpf, POD_BLOCKS_MAP)?,
             epochs: handles::array(ebpf, "epochs")?,
             runs: 0,
             shares: handles::hash(ebpf, "shares")?,
@@ -272,6 +276,8 @@ impl Private {
         self.nat.clear()?;
         self.inbound.clear()?;
         self.exhausted.clear()?;
+        self.blocks.clear()?;
+        self.pod_blocks.clear()?;
         self.answers.clear()?;
         self.shares.clear()?;
         // Invalidates the flow caches.
@@ -292,6 +298,12 @@ impl Private {
         }
         for (key, mapping) in copied.maps.nat.all() {
             self.nat.put(&key, &mapping)?;
+        }
+        for (block, owner) in &*copied.maps.blocks.borrow() {
+            self.blocks.put(block, owner)?;
+        }
+        for (holder, held) in &*copied.maps.pod_blocks.borrow() {
+            self.pod_blocks.put(holder, held)?;
         }
         let (flows, nat) = copied.are_full_of_others();
         let filler = Tuple::new(Direction::Egress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0);

@@ -7,12 +7,13 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 
 use egress_common::abi::{
-    Addr, Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry,
-    InterfaceAddresses, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
-    Tuple,
+    Addr, BlockHolder, Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry,
+    HeldBlocks, InterfaceAddresses, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey,
+    PolicySlot, PortBlock, Tuple,
 };
 use egress_common::decide::memory_maps::MemoryMaps;
 use egress_common::decide::snat::PortSearch;
+use egress_common::decide::snat::blocks::BlockRequest;
 use egress_common::decide::{ClaimOutcome, NatOwner, PortClaim, QuotaKind, Tables};
 use egress_common::wire::Segment;
 use ipnet::IpNet;
@@ -246,6 +247,24 @@ impl Tables for MapRecorder<'_> {
         let claim = self.maps.claim_any_port(forward, address, owner, search);
         self.note(RecordedLookup::AnyPort(claim));
         claim
+    }
+    fn port_block(&self) -> u16 {
+        self.maps.port_block()
+    }
+    fn held_blocks(&self, holder: &BlockHolder) -> HeldBlocks {
+        self.maps.held_blocks(holder)
+    }
+    fn hold_block(&self, holder: &BlockHolder, old: HeldBlocks, new: HeldBlocks) -> bool {
+        self.maps.hold_block(holder, old, new)
+    }
+    fn is_block_of(&self, holder: &BlockHolder, first: u16, size: u16) -> bool {
+        self.maps.is_block_of(holder, first, size)
+    }
+    fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim {
+        self.maps.claim_any_block(request, walk)
+    }
+    fn forget_block(&self, block: &PortBlock) {
+        self.maps.forget_block(block);
     }
     fn expire_nat(&self, key: &Tuple) -> bool {
         self.maps.expire_nat(key)

@@ -2,7 +2,7 @@
 
 use aya_obj::Object;
 use aya_obj::generated::bpf_map_type;
-use egress_common::abi::{MAX_EGRESS_ID, MAX_NEXT_HOPS, MAX_SLOTS};
+use egress_common::abi::{MAX_EGRESS_ID, MAX_NEXT_HOPS, MAX_SLOTS, MOST_BLOCKS};
 use egress_common::decide::snat::EGRESS_PORTS;
 use egress_core::model::exposed::{MOST_LABELS, MOST_PORTS};
 use egress_core::model::interface::{MOST_DESTINATIONS, MOST_INTERFACE_NETWORKS, MOST_INTERFACES, MOST_VLANS};
@@ -27,9 +27,10 @@ pub(crate) enum LimitsError {
 }
 
 /// The maps that can be full, what their entries are for, and what happens to the next one.
-const FULL: [(&str, &str, Beyond); 24] = [
+const FULL: [(&str, &str, Beyond); 26] = [
     ("answers", "budgets of generated answers", Beyond::Evicts),
     ("awaited", "datagrams whose first fragment is still to come", Beyond::Evicts),
+    ("blocks", "port blocks of pods", Beyond::Dropped("`map_full`")),
     ("classes", "destinations of policies by class of pods", Beyond::LeftOut),
     ("cluster", "prefixes of the cluster, addresses of Services, egress IPs", Beyond::LeftOut),
     ("datagrams", "datagrams of pods that may get an answer", Beyond::Evicts),
@@ -48,6 +49,11 @@ const FULL: [(&str, &str, Beyond); 24] = [
     ("owned", "egress IPs of the node, by object", Beyond::LeftOut),
     ("owned_addr", "egress IPs of the node, by address", Beyond::LeftOut),
     ("pacing", "objects with a bandwidth limit", Beyond::Evicts),
+    (
+        "pod_blocks",
+        "pods with port blocks, at each egress IP",
+        Beyond::Other("the pod gets no block; its packets are dropped: `ports_exhausted`"),
+    ),
     (
         "pods",
         "addresses of the node's pods",
@@ -103,7 +109,7 @@ fn element(bytes: u32) -> u32 {
 }
 
 pub(super) fn constants() -> String {
-    let rows: [(&str, usize, &str, &str); 20] = [
+    let rows: [(&str, usize, &str, &str); 21] = [
         (
             "addresses of an EgressIP, of each family",
             MAX_SLOTS,
@@ -201,6 +207,12 @@ pub(super) fn constants() -> String {
             usize::from(EGRESS_PORTS.last - EGRESS_PORTS.first) + 1,
             "a new flow is dropped: `ports_exhausted`",
             "[metrics](metrics.md#agents)",
+        ),
+        (
+            "port blocks of a pod at an egress IP, with `--port-block-size`",
+            MOST_BLOCKS,
+            "as above, of this pod",
+            "[blocks.rs](../egress-common/src/abi/blocks.rs)",
         ),
         (
             "egress IPs of a node with series of their own",

@@ -1,5 +1,6 @@
 //! `egress-agent nat`: the NAT mappings of this node, from the pinned map. Each line is printed as it is found.
 
+mod blocks;
 pub mod show;
 
 use std::io::{self, BufWriter};
@@ -11,6 +12,7 @@ use egress_common::abi::{Addr, NatEntry, Origin, Tuple};
 use egress_common::decide::phase::Phase;
 use serde::Serialize;
 
+use crate::cmd::nat::blocks::BlockFilters;
 use crate::cmd::nat::show::{EntryVisitor, Holders, Out, count, list};
 
 use crate::cmd::CliError;
@@ -18,6 +20,7 @@ use crate::cmd::page::{PageArgs, names_or_warning};
 use crate::cmd::values::{Destination, PodName, Protocol};
 use egress_core::display_names::Names;
 use egress_datapath::maps::nat_entries::{Entry, shares, walk};
+use egress_datapath::maps::port_blocks;
 
 #[derive(Args, Debug)]
 pub(super) struct NatArgs {
@@ -31,6 +34,8 @@ enum NatCommand {
     List(Filters),
     /// How many there are, for each egress IP; and, without a filter, which pods and objects hold most flows and mappings
     Count(Filters),
+    /// One entry for each block of ports that belongs to a pod (`--port-block-size` of the agent)
+    Blocks(BlockFilters),
 }
 
 #[derive(Args, Debug)]
@@ -180,9 +185,15 @@ fn named(node: &str, names: &Names) -> Result<Of, NoMappings> {
 }
 
 pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
-    let (NatCommand::List(filters) | NatCommand::Count(filters)) = &args.what;
+    let (NatCommand::List(Filters { page, .. })
+    | NatCommand::Count(Filters { page, .. })
+    | NatCommand::Blocks(BlockFilters { page, .. })) = &args.what;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let names = runtime.block_on(names_or_warning(&filters.page.socket));
+    let names = runtime.block_on(names_or_warning(&page.socket));
+    let filters = match &args.what {
+        NatCommand::List(filters) | NatCommand::Count(filters) => filters,
+        NatCommand::Blocks(filters) => return print_blocks(filters, &names),
+    };
     let wanted = Wanted::new(filters, &names)?;
     let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
     let walked =
@@ -190,7 +201,7 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     let unreadable = |source| NoMappings::Unreadable { bpffs: filters.page.bpffs.clone(), source };
     let done = match &args.what {
         NatCommand::List(_) => list(&wanted, &names, &mut out, walked),
-        NatCommand::Count(_) => {
+        NatCommand::Count(_) | NatCommand::Blocks(_) => {
             let shares = if filters.are_any() { None } else { shares(&filters.page.bpffs).map_err(unreadable)? };
             count(&wanted, &names, &mut out, walked, shares.map(|shares| Holders::of(shares, &names)))
         }
@@ -202,6 +213,18 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
         Err(error) if out.has_failed && error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) if out.has_failed => Err(NoMappings::Unwritten(error).into()),
         Err(source) => Err(unreadable(source).into()),
+    }
+}
+
+fn print_blocks(filters: &BlockFilters, names: &Names) -> Result<(), CliError> {
+    let bpffs = &filters.page.bpffs;
+    let unreadable = |source| NoMappings::Unreadable { bpffs: bpffs.clone(), source };
+    let blocks = port_blocks::read(bpffs).map_err(unreadable)?.ok_or_else(|| NoMappings::NoPrograms(bpffs.clone()))?;
+    let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
+    match blocks::print(&blocks, filters, names, &mut out) {
+        // The reader has closed the pipe.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.map_err(|error| NoMappings::Unwritten(error).into()),
     }
 }
 

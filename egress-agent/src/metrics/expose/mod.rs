@@ -118,6 +118,7 @@ fn series(metric: Id, snapshot: &Snapshot) -> Vec<Series> {
         Id::EipLimited => egress_ips(snapshot, |id| Some(Value::Count(count_of(snapshot, id)?.limited))),
         Id::EipMappings => egress_ips(snapshot, |id| Some(Value::Count(use_of(snapshot, id)?.mappings.into()))),
         Id::EipPortUse => egress_ips(snapshot, |id| Some(Value::Real(use_of(snapshot, id)?.ratio()))),
+        Id::EipBlockUse => egress_ips(snapshot, |id| Some(Value::Real(use_of(snapshot, id)?.block_ratio()?))),
         Id::EgressIpsUnshown => in_kernel(|of| of.served.len().saturating_sub(MOST_EGRESS_IPS)),
         Id::NodePortUse => {
             let ports = snapshot.kernel.as_ref().and_then(|kernel| kernel.ports.as_ref());

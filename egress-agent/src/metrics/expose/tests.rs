@@ -38,7 +38,7 @@ fn everything(process: Process) -> Snapshot {
         limited: 3,
     };
     let dropped = (Verdict::NoGateway, Count { packets: 5, bytes: 300 });
-    let busy = Use { mappings: 4, busiest: 48_384, ports: 64_512 };
+    let busy = Use { mappings: 4, busiest: 48_384, ports: 64_512, blocks: 252, most_blocks: 1_008 };
     Snapshot {
         process,
         version: "1.2.3",
@@ -118,6 +118,7 @@ fn a_scrape_has_the_labels_and_values_of_the_snapshot() {
         r#"egress_agent_egress_ip_refusals_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 2"#,
         r#"egress_agent_egress_ip_limited_packets_total{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 3"#,
         r#"egress_agent_egress_ip_port_use_ratio{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 0.75"#,
+        r#"egress_agent_egress_ip_port_block_use_ratio{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 0.25"#,
         r#"egress_agent_egress_ip_info{egress_ip="172.18.0.100",egressip="one\"\\\ntwo",interface="eth1"} 1"#,
         r#"egress_agent_map_entries{map="nat"} 8"#,
         r#"egress_agent_map_entries{map="pods"} 12"#,

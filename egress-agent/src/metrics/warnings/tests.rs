@@ -16,7 +16,7 @@ fn snapshot(busiest: u32, refusals: u64, nat: u32) -> Snapshot {
         in_kernel: Some(InKernel { served, entries, ..InKernel::default() }),
         ..ReconcilerSnapshot::default()
     };
-    let used = Use { mappings: busiest, busiest, ports: 1_000 };
+    let used = Use { mappings: busiest, busiest, ports: 1_000, ..Use::default() };
     let kernel = KernelFacts {
         verdicts: BTreeMap::from([(Verdict::PortsExhausted, Count { packets: refusals, bytes: 0 })]),
         egress_ips: BTreeMap::from([(ID, EipCount { refusals, ..EipCount::default() })]),

@@ -7,11 +7,13 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::vec::Vec;
 
+use super::blocks::BlockRequest;
 use super::tests::OWNER;
 use super::*;
 use crate::abi::{
-    Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, InterfaceAddresses,
-    NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
+    BlockHolder, Candidates, ClassPolicy, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry,
+    HeldBlocks, InterfaceAddresses, NodeEntry, Owned, OwnedAddr, PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot,
+    PortBlock,
 };
 use crate::decide::cast::V4;
 use crate::decide::memory_maps::{MemoryMaps, addr};
@@ -25,6 +27,9 @@ enum StepOutcome<'w> {
     ClaimOutcome(ClaimOutcome),
     Port(PortClaim),
     Forgotten(bool),
+    Held(HeldBlocks),
+    /// Whether it is so, or was done.
+    Is(bool),
 }
 
 /// A CPU has taken its step.
@@ -63,16 +68,17 @@ impl<'w> Cpu<'w> {
             Some(StepOutcome::ClaimOutcome(claim)) => std::format!("{claim:?}"),
             Some(StepOutcome::Port(claim)) => std::format!("searched: {claim:?}"),
             Some(StepOutcome::Forgotten(was_there)) => std::format!("removed: {was_there}"),
+            Some(StepOutcome::Held(held)) => std::format!("list: {held:x?}"),
+            Some(StepOutcome::Is(is_so)) => std::format!("block: {is_so}"),
             None => "nothing".into(),
         };
         std::format!("CPU {}: {came_to}, ended: {:?}", self.number, self.ended.get())
     }
 
     /// Takes the next step of the packet, or ends.
-    fn go_on(&self, headers: &Headers, pool: &SnatSource) {
+    fn go_on(&self, run: impl FnOnce(&Self) -> bool) {
         self.replayed.set(0);
-        let ran = catch_unwind(AssertUnwindSafe(|| translate(headers, &Quote::NONE, self, pool, &OWNER).is_ok()));
-        match ran {
+        match catch_unwind(AssertUnwindSafe(|| run(self))) {
             Ok(done) => self.ended.set(Some(done)),
             Err(payload) if payload.is::<Pause>() => {}
             Err(payload) => resume_unwind(payload),
@@ -110,6 +116,39 @@ impl Tables for Cpu<'_> {
             StepOutcome::Forgotten(was_there) => was_there,
             _ => unreachable!("the same steps each time"),
         }
+    }
+    fn port_block(&self) -> u16 {
+        self.maps.port_block()
+    }
+    fn held_blocks(&self, holder: &BlockHolder) -> HeldBlocks {
+        match self.step(|| StepOutcome::Held(self.maps.held_blocks(holder))) {
+            StepOutcome::Held(held) => held,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn hold_block(&self, holder: &BlockHolder, old: HeldBlocks, new: HeldBlocks) -> bool {
+        match self.step(|| StepOutcome::Is(self.maps.hold_block(holder, old, new))) {
+            StepOutcome::Is(done) => done,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn is_block_of(&self, holder: &BlockHolder, first: u16, size: u16) -> bool {
+        match self.step(|| StepOutcome::Is(self.maps.is_block_of(holder, first, size))) {
+            StepOutcome::Is(is_so) => is_so,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim {
+        match self.step(|| StepOutcome::Port(self.maps.claim_any_block(request, walk))) {
+            StepOutcome::Port(claim) => claim,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn forget_block(&self, block: &PortBlock) {
+        self.step(|| {
+            self.maps.forget_block(block);
+            StepOutcome::Is(true)
+        });
     }
     fn has_lease(&self) -> bool {
         true
@@ -259,30 +298,37 @@ fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize
     }
 }
 
-/// Runs both CPUs in every order; `begin` prepares the maps. The flow gets its source port if that is free.
+/// Runs both CPUs to their ends, in the order that `next` says.
+fn both_cpus(maps: &MemoryMaps, next: &mut dyn FnMut([bool; 2]) -> usize, run: impl Fn(&Cpu<'_>) -> bool) -> [bool; 2] {
+    let mut story = Vec::new();
+    let cpus = [Cpu::new(maps, 0), Cpu::new(maps, 1)];
+    loop {
+        let may = [0, 1].map(|cpu: usize| cpus[cpu].ended.get().is_none());
+        if may == [false; 2] {
+            break;
+        }
+        let who = next(may);
+        cpus[who].go_on(&run);
+        story.push(cpus[who].last());
+    }
+    let done = cpus.map(|cpu| cpu.ended.get() == Some(true));
+    assert!(done.contains(&true), "one of the two packets goes at least: {story:#?}");
+    done
+}
+
+/// Both CPUs have a packet of one flow, in every order; `begin` prepares the maps. The flow gets its source port if that is
+/// free.
 fn play(is_free: bool, begin: impl Fn(&MemoryMaps, &Headers)) -> usize {
     let headers = packet(V4.pod, V4.world, 4000, 80).headers();
     let pool = SnatSource::egress_only(addr(V4.egress));
     every_order(|next| {
         let maps = MemoryMaps::new();
         begin(&maps, &headers);
-        let mut story = Vec::new();
-        let cpus = [Cpu::new(&maps, 0), Cpu::new(&maps, 1)];
-        loop {
-            let may = [0, 1].map(|cpu: usize| cpus[cpu].ended.get().is_none());
-            if may == [false; 2] {
-                break;
-            }
-            let who = next(may);
-            cpus[who].go_on(&headers, &pool);
-            story.push(cpus[who].last());
-        }
+        both_cpus(&maps, next, |cpu| translate(&headers, &Quote::NONE, cpu, &pool, &OWNER).is_ok());
         maps.assert_paired();
-        let done = cpus.iter().filter(|cpu| cpu.ended.get() == Some(true)).count();
-        assert!(done > 0, "one of the two packets goes at least: {story:#?}");
         let nat_entry = maps.nat_peek(&headers.tuple).expect("a mapping");
         assert_eq!(nat_entry.other.daddr, pool.address);
-        assert_eq!(nat_entry.other.dport() == 4000, is_free, "{story:#?}");
+        assert_eq!(nat_entry.other.dport() == 4000, is_free);
     })
 }
 
@@ -315,5 +361,39 @@ fn a_flow_whose_source_port_is_taken_gets_one_nat_entry() {
 #[test]
 fn a_flow_that_gets_a_random_port_gets_one_nat_entry() {
     let orders = play(false, |maps, _| maps.configure(|config| config.random_ports = 1));
+    assert!(orders > 50, "{orders}");
+}
+
+#[test]
+fn a_flow_that_gets_a_port_of_a_block_gets_one_nat_entry() {
+    let orders = play(false, |maps, _| {
+        maps.configure(|config| config.port_block = 64);
+        let other = packet(V4.pod, V4.world, 4000, 81).headers();
+        let pool = SnatSource::egress_only(addr(V4.egress));
+        translate(&other, &Quote::NONE, maps, &pool, &OWNER).expect("a block");
+    });
+    assert!(orders > 50, "{orders}");
+}
+
+/// Two flows of a pod without a block, on two CPUs: it gets one block, and both flows get a port of it.
+#[test]
+fn a_pod_whose_first_flows_begin_at_once_gets_one_block() {
+    let pool = SnatSource::egress_only(addr(V4.egress));
+    let orders = every_order(|next| {
+        let maps = MemoryMaps::new();
+        maps.configure(|config| config.port_block = 64);
+        let done = both_cpus(&maps, next, |cpu| {
+            let flow = packet(V4.pod, V4.world, 4000 + cpu.number as u16, 80).headers();
+            matches!(find_any_port(&flow, cpu, &pool, &OWNER), PortClaim::Claimed(_))
+        });
+        assert_eq!(done, [true; 2]);
+        let blocks = maps.blocks.borrow();
+        let [(block, _)] = blocks.iter().collect::<Vec<_>>()[..] else { panic!("{blocks:?}") };
+        let holder = BlockHolder { address: pool.address, pod: addr(V4.pod) };
+        assert_eq!(maps.held_blocks(&holder), HeldBlocks::default().before(block.first()));
+        let given = maps.nat.all().into_iter().filter(|(key, _)| key.direction() == Direction::Ingress);
+        let ports: Vec<u16> = given.map(|(key, _)| key.dport()).collect();
+        assert!(ports.len() == 2 && ports.iter().all(|port| (*port - block.first()) < 64), "{ports:?}");
+    });
     assert!(orders > 50, "{orders}");
 }

@@ -57,6 +57,7 @@ const FLOW_CACHE: &str = "egress-ebpf/src/flow_cache.rs";
 const FRAGMENT: &str = "egress-ebpf/src/fragment.rs";
 const PROGRAM_FROM_NETDEV: &str = "egress-ebpf/src/from_netdev.rs";
 const ICMP: &str = "egress-ebpf/src/icmp.rs";
+const PROGRAM_NAT: &str = "egress-ebpf/src/nat.rs";
 const PROGRAM_PACE: &str = "egress-ebpf/src/pace.rs";
 const LEASE: &str = "egress-ebpf/src/lease.rs";
 const MAIN: &str = "egress-ebpf/src/main.rs";
@@ -83,6 +84,7 @@ const LIMIT: &str = "egress-common/src/decide/limit.rs";
 const MTU: &str = "egress-common/src/decide/mtu.rs";
 const SLOTS: &str = "egress-common/src/decide/slots.rs";
 const SNAT: &str = "egress-common/src/decide/snat.rs";
+const SNAT_BLOCKS: &str = "egress-common/src/decide/snat/blocks.rs";
 const FROM_POD: &str = "egress-common/src/decide/from_pod.rs";
 
 macro_rules! mutations {
@@ -443,6 +445,18 @@ mutations! { PROGRAMS,
         "PacketDeparture::Never => return Err(Verdict::RateLimited),\n    }" => "PacketDeparture::Never => {}\n    }";
     "ports-of-pods-kept", SNAT, ["bandwidth::"], "the ports outside can be guessed from the pod's":
         "!tables.has_random_ports() ||" => "true ||";
+
+    // Port blocks.
+    "blocks-of-other-pods", PROGRAM_NAT, ["blocks::"], "a pod uses ports that the record of blocks gives to another one":
+        "owner.pod == holder.pod && owner.size == size" => "owner.size == size";
+    "blocks-that-are-closed", PROGRAM_NAT, ["blocks::"], "a pod uses ports of a block that is about to go to another one":
+        "owner.is_open() && owner.is_of(&block)" => "owner.is_of(&block)";
+    "blocks-without-end", SNAT_BLOCKS, ["blocks::"], "a pod uses up the ports of all others":
+        "if own.is_full() || has_failed(" => "if has_failed(";
+    "blocks-that-are-lost", SNAT_BLOCKS, ["decide::snat::"], "a block that no list names belongs to a pod that does not use it":
+        "forget_block(tables, pool, first);\n" => "let _lost = first;\n";
+    "ports-outside-of-blocks", SNAT, ["blocks::"], "an address and a port do not tell the pod":
+        "if !blocks::are_used(tables, owner) {\n        return find_port" => "if true {\n        return find_port";
 
     // Lengths and answers.
     "overlay-limit-without-overhead", MTU, ["generated_errors::"], "packets that do not fit with their tunnel header are sent":
