@@ -8,4 +8,5 @@ pub mod controller;
 pub mod debug;
 pub mod health;
 pub mod metrics;
+pub mod nat_log;
 pub mod node;

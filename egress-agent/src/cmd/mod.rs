@@ -161,6 +161,8 @@ pub(crate) enum CliError {
     #[error(transparent)]
     NoMappings(#[from] nat::NoMappings),
     #[error(transparent)]
+    UnreadableLog(#[from] nat::log::UnreadableLog),
+    #[error(transparent)]
     NoDrops(#[from] drops::NoDrops),
     #[error("the programs and the decision differ, see above")]
     Disagree,

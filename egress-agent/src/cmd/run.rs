@@ -24,6 +24,7 @@ use crate::health::tls::{self, Tls};
 use crate::metrics::catalogue::Process;
 use crate::metrics::startup_wait::StartupWait;
 use crate::metrics::{self, HealthPage};
+use crate::nat_log::NatLogSettings;
 use crate::node::run::{self, AgentSettings};
 use egress_core::model::settings;
 use egress_datapath::devices::host::Host;
@@ -116,6 +117,8 @@ pub(super) struct RunArgs {
     )]
     port_block_size: Option<PortBlockSize>,
     #[command(flatten)]
+    nat_log: NatLogArgs,
+    #[command(flatten)]
     tunnel: TunnelArgs,
     /// What encapsulates and decapsulates overlay packets; `device` if IPsec policies encrypt between nodes
     #[arg(
@@ -151,6 +154,40 @@ pub(super) struct RunArgs {
 
 /// More would not fit any node's memory.
 const MOST_ENTRIES: i64 = 1 << 28;
+
+/// Who had which ports of an egress IP.
+#[derive(Args, Debug)]
+struct NatLogArgs {
+    /// File for the log of NAT: one line for each port block that a pod gets or gives back, and for each selected pod of this node
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_NAT_LOG",
+        value_name = "PATH",
+        requires = "port_block_size",
+        help_heading = "On this node"
+    )]
+    nat_log: Option<PathBuf>,
+    /// Size of that file after which another one begins
+    #[arg(long, env = "EGRESS_AGENT_NAT_LOG_SIZE", value_name = "BYTES", default_value_t = 16 << 20,
+          value_parser = clap::value_parser!(u64).range(64 << 10..), help_heading = "On this node")]
+    nat_log_size: u64,
+    /// How many earlier files are kept
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_NAT_LOG_FILES",
+        value_name = "NUMBER",
+        default_value_t = 7,
+        help_heading = "On this node"
+    )]
+    nat_log_files: u32,
+}
+
+impl NatLogArgs {
+    fn settings(&self) -> Option<NatLogSettings> {
+        let path = self.nat_log.clone()?;
+        Some(NatLogSettings { path, size: self.nat_log_size, kept: self.nat_log_files })
+    }
+}
 
 /// An egress IP has 64,512 ports for pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -343,7 +380,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, Rec
         tls
     });
     let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
-    let questions = Questions { socket, notes, drops, log, warnings, bpffs };
+    let questions = Questions { socket, notes, drops, log, warnings, bpffs, nat_log: args.nat_log.settings() };
     let api_servers = client::server_addresses(&outages).await;
     let settings = args.agent((host, api_servers), tls, (outages, health_page), questions);
     let mut agent = std::pin::pin!(run::run(client, settings, dataplane, stop.clone()));

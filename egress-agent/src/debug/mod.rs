@@ -21,6 +21,7 @@ use tokio::task::spawn_blocking;
 
 use crate::debug::log::{LogEntry, LogLevel, RecentWarnings};
 use crate::metrics::snapshot::ReconcilerSnapshot;
+use crate::nat_log::NatLogSettings;
 use egress_core::display_names::Names;
 use egress_core::model::view::Attach;
 use egress_core::node_health::fitness::{Ready, ServingObstacle, UplinkState};
@@ -225,6 +226,8 @@ pub struct Questions {
     pub warnings: RecentWarnings,
     /// Directory of the pins.
     pub bpffs: PathBuf,
+    /// The log of NAT, if it is to be written.
+    pub nat_log: Option<NatLogSettings>,
 }
 
 /// The sources of a status.

@@ -21,6 +21,7 @@ use crate::debug::{self, Question, Questions, Sources};
 use crate::health;
 use crate::metrics::health_page::{AgentSources, Running};
 use crate::metrics::{HealthPage, Meters, node_watch};
+use crate::nat_log;
 use crate::node::fan_out::{Listeners, fan_out};
 use crate::node::reconciler::Reconciler;
 use crate::node::reconciler::ownership::{Coordination, FreshRead};
@@ -157,6 +158,11 @@ pub async fn run<E: Executor + Send + 'static>(
         parts.spawn(Task::NodeTroubles, agent.node_watch(health_page, (events.clone(), notes)));
     }
     if let Some(questions) = questions {
+        if let Some(settings) = questions.nat_log.clone() {
+            let log = nat_log::run(settings, questions.bpffs.clone(), to_reconciler.clone());
+            let stop = agent.stop.clone();
+            parts.spawn(Task::NatLog, async move { stop.run_until_cancelled(log).await.unwrap_or_default() });
+        }
         parts.spawn(Task::StatusSocket, agent.status_socket(to_reconciler, questions));
     }
     let reconciler = Reconciler::new(model, executor, Some(events), agent.topics.ready.clone())

@@ -1,6 +1,7 @@
 //! `egress-agent nat`: the NAT mappings of this node, from the pinned map. Each line is printed as it is found.
 
 mod blocks;
+pub(crate) mod log;
 pub mod show;
 
 use std::io::{self, BufWriter};
@@ -13,6 +14,7 @@ use egress_common::decide::phase::Phase;
 use serde::Serialize;
 
 use crate::cmd::nat::blocks::BlockFilters;
+use crate::cmd::nat::log::LogFilters;
 use crate::cmd::nat::show::{EntryVisitor, Holders, Out, count, list};
 
 use crate::cmd::CliError;
@@ -36,6 +38,8 @@ enum NatCommand {
     Count(Filters),
     /// One entry for each block of ports that belongs to a pod (`--port-block-size` of the agent)
     Blocks(BlockFilters),
+    /// Which pods had which blocks, and when, by this node's log (`--nat-log` of the agent)
+    Log(LogFilters),
 }
 
 #[derive(Args, Debug)]
@@ -185,15 +189,12 @@ fn named(node: &str, names: &Names) -> Result<Of, NoMappings> {
 }
 
 pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
-    let (NatCommand::List(Filters { page, .. })
-    | NatCommand::Count(Filters { page, .. })
-    | NatCommand::Blocks(BlockFilters { page, .. })) = &args.what;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let names = runtime.block_on(names_or_warning(&page.socket));
     let filters = match &args.what {
         NatCommand::List(filters) | NatCommand::Count(filters) => filters,
-        NatCommand::Blocks(filters) => return print_blocks(filters, &names),
+        NatCommand::Blocks(filters) => return print_blocks(filters, &known_names(&filters.page)?),
+        NatCommand::Log(filters) => return print_log(filters),
     };
+    let names = known_names(&filters.page)?;
     let wanted = Wanted::new(filters, &names)?;
     let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
     let walked =
@@ -201,7 +202,7 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     let unreadable = |source| NoMappings::Unreadable { bpffs: filters.page.bpffs.clone(), source };
     let done = match &args.what {
         NatCommand::List(_) => list(&wanted, &names, &mut out, walked),
-        NatCommand::Count(_) | NatCommand::Blocks(_) => {
+        _ => {
             let shares = if filters.are_any() { None } else { shares(&filters.page.bpffs).map_err(unreadable)? };
             count(&wanted, &names, &mut out, walked, shares.map(|shares| Holders::of(shares, &names)))
         }
@@ -213,6 +214,19 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
         Err(error) if out.has_failed && error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) if out.has_failed => Err(NoMappings::Unwritten(error).into()),
         Err(source) => Err(unreadable(source).into()),
+    }
+}
+
+fn known_names(page: &PageArgs) -> Result<Names, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(names_or_warning(&page.socket)))
+}
+
+fn print_log(filters: &LogFilters) -> Result<(), CliError> {
+    match log::print(filters, &mut BufWriter::new(io::stdout().lock()))? {
+        // The reader has closed the pipe.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.map_err(|error| NoMappings::Unwritten(error).into()),
     }
 }
 

@@ -1,0 +1,120 @@
+//! `egress-agent nat log`: who had an egress IP's port, by this node's log of NAT.
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::cmd::page::Output;
+use crate::nat_log::file;
+use crate::nat_log::history::{BlockSpan, History, PodSpan};
+
+/// Where the manifests put it.
+const DEFAULT_FILE: &str = "/var/log/egress-agent/nat.log";
+
+#[derive(Args, Debug)]
+pub(super) struct LogFilters {
+    /// The log, with the earlier files beside it
+    #[arg(long, env = "EGRESS_AGENT_NAT_LOG", value_name = "PATH", default_value = DEFAULT_FILE)]
+    file: PathBuf,
+    /// Only blocks of this egress IP
+    #[arg(long, env = "EGRESS_AGENT_NAT_EGRESS_IP", value_name = "ADDRESS")]
+    egress_ip: Option<IpAddr>,
+    /// Only blocks that have this port
+    #[arg(long, env = "EGRESS_AGENT_NAT_PORT", value_name = "PORT")]
+    port: Option<u16>,
+    /// Only blocks of the pod with this address, and the pods of this node that had it
+    #[arg(long, env = "EGRESS_AGENT_NAT_POD_IP", value_name = "ADDRESS")]
+    pod_ip: Option<IpAddr>,
+    /// Only what was so at this time, as in 2026-05-01T12:00:00Z
+    #[arg(long, env = "EGRESS_AGENT_NAT_AT", value_name = "TIME")]
+    at: Option<Timestamp>,
+    /// Format of the output
+    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORMAT", default_value = "table")]
+    output: Output,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Found {
+    blocks: Vec<BlockSpan>,
+    /// Pods of this node that had the address.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pods: Vec<PodSpan>,
+    /// Lines of the log that cannot be read.
+    unread_lines: u64,
+}
+
+impl LogFilters {
+    fn found(&self, history: History, unread_lines: u64) -> Found {
+        let is = |wanted: Option<IpAddr>, address: IpAddr| wanted.is_none_or(|wanted| wanted == address);
+        let mut blocks: Vec<BlockSpan> = history.blocks.clone();
+        blocks.retain(|BlockSpan { span, block, .. }| {
+            is(self.egress_ip, block.egress_ip)
+                && is(self.pod_ip, block.pod_ip)
+                && self.port.is_none_or(|port| (block.first_port..=block.last_port).contains(&port))
+                && self.at.is_none_or(|at| span.contains(at))
+        });
+        for BlockSpan { span, block, .. } in &mut blocks {
+            let at = self.at.unwrap_or(span.from);
+            block.pod = block.pod.take().or_else(|| history.pod_at(block.pod_ip, at).map(|pod| pod.pod.clone()));
+        }
+        blocks.sort_by_key(|block| block.span.from);
+        let pods = match (self.pod_ip, self.at) {
+            (Some(pod_ip), Some(at)) => history.pod_at(pod_ip, at).cloned().into_iter().collect(),
+            (Some(pod_ip), None) => history.pods.iter().filter(|pod| pod.pod_ip == pod_ip).cloned().collect(),
+            (None, _) => Vec::new(),
+        };
+        Found { blocks, pods, unread_lines }
+    }
+}
+
+impl Found {
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let end = |to: Option<Timestamp>| to.map_or_else(|| "-".to_owned(), |to| format!("{to:.0}"));
+        if self.blocks.is_empty() {
+            writeln!(out, "no port block")?;
+        } else {
+            writeln!(out, "{:<20}  {:<20}  {:<11}  EGRESS IP\n  POD IP  OBJECT  POD, NODE", "FROM", "TO", "PORTS")?;
+        }
+        for BlockSpan { span, block, .. } in &self.blocks {
+            let ports = format!("{}-{}", block.first_port, block.last_port);
+            writeln!(out, "{:<20.0}  {:<20}  {ports:<11}  {}", span.from, end(span.to), block.egress_ip)?;
+            let pod = block.pod.as_ref().map_or_else(String::new, |pod| format!("{pod} on "));
+            let object = block.object.as_deref().unwrap_or("-");
+            writeln!(out, "  {}  {object}  {pod}{}", block.pod_ip, block.pod_node)?;
+        }
+        for PodSpan { span, pod_ip, pod, node } in &self.pods {
+            writeln!(out, "{pod_ip} was {pod} on {node} from {:.0} to {}", span.from, end(span.to))?;
+        }
+        if self.unread_lines > 0 {
+            writeln!(out, "{} lines of the log cannot be read", self.unread_lines)?;
+        }
+        Ok(())
+    }
+}
+
+/// The log cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}; --nat-log of the agent writes it", .path.display())]
+pub(crate) struct UnreadableLog {
+    path: PathBuf,
+    source: io::Error,
+}
+
+pub(super) fn print(filters: &LogFilters, out: &mut impl Write) -> Result<io::Result<()>, UnreadableLog> {
+    let mut history = History::default();
+    let unread = file::read(&filters.file, |record| history.add(record));
+    let unread = unread.map_err(|source| UnreadableLog { path: filters.file.clone(), source })?;
+    let found = filters.found(history, unread);
+    let printed = match filters.output {
+        Output::Table => found.print(out),
+        Output::Json => {
+            serde_json::to_string_pretty(&found).map_err(Into::into).and_then(|text| writeln!(out, "{text}"))
+        }
+    };
+    Ok(printed.and_then(|()| out.flush()))
+}
