@@ -6,7 +6,7 @@
 //!
 //! | folder or file | content |
 //! |---|---|
-//! | [`names`], [`settings`], [`error`], [`clock`], [`object`], [`netlink`] | kernel objects by name, user settings, start errors, the maps' clocks, the embedded eBPF object, blocking netlink requests |
+//! | [`names`], [`settings`], [`error`], [`clock`], [`object`], [`netlink`], [`bpffs`] | kernel objects by name, user settings, start errors, the maps' clocks, the embedded eBPF object, blocking netlink requests, the BPF file system |
 //! | [`maps`] | typed map handles, whole-map reads, conversion between entries and the model |
 //! | [`devices`] | interfaces, addresses and networks of the node; ports for NAT on its own address |
 //! | [`attach`] | TCX links and clsact filters; foreign programs; missing devices |
@@ -20,6 +20,7 @@
 
 pub mod announce;
 pub mod attach;
+pub mod bpffs;
 pub mod cleanup;
 pub mod clock;
 pub mod conntrack;

@@ -141,6 +141,32 @@ fn cleanup_finds_what_the_agent_has_pinned() {
     }
 }
 
+/// Where the agent's volume of pins is, and so for the host, before the agent starts.
+#[test]
+fn a_component_mounts_what_the_agent_pins_in() {
+    let [(_, line, variables)] = &containers("mount-bpffs/daemonset.yaml")[..] else { panic!("one container") };
+    let parsed = parse(line, variables);
+    assert!(matches!(parsed, Ok((Command::MountBpffs(_), _))), "{:?}", parsed.err());
+    let pod = |path: &str| documents(path).remove(0)["spec"]["template"]["spec"].clone();
+    let (component, agent) = (pod("mount-bpffs/daemonset.yaml"), pod("base/daemonset.yaml"));
+    let container = &component["initContainers"][0];
+    let mount = json!({"name": "bpffs", "mountPath": "/bpf", "mountPropagation": "Bidirectional"});
+    assert_eq!(container["volumeMounts"], json!([mount]));
+    assert_eq!(container["securityContext"]["privileged"], true, "the API server requires it for the propagation");
+    assert_eq!(agent["containers"][0]["volumeMounts"][0], json!({"name": "bpffs", "mountPath": "/bpf"}));
+    assert_eq!(variables["EGRESS_AGENT_MOUNT_POINT"], "/bpf");
+    let pins = &containers("base/daemonset.yaml")[0].2["EGRESS_AGENT_BPFFS"];
+    assert_eq!(Path::new(pins).parent(), Some(Path::new("/bpf")));
+    // What the agent's error names.
+    let folder = documents("mount-bpffs/kustomization.yaml").remove(0);
+    assert_eq!((&folder["kind"], &folder["patches"]), (&json!("Component"), &json!([{"path": "daemonset.yaml"}])));
+    let values = documents("helm/egress-agent/values.yaml").remove(0);
+    assert_eq!(values["bpffs"], json!({"mount": false}));
+    // systemd mounts it except in a container.
+    let of_kind = documents("overlays/ovn-kubernetes-kind/kustomization.yaml").remove(0);
+    assert_eq!(of_kind["components"], json!(["../../mount-bpffs"]));
+}
+
 #[test]
 fn cleanup_uses_the_interfaces_of_the_agents() {
     let map = "egress-agent-cleanup-settings";
@@ -320,6 +346,7 @@ fn pods_run_on_nodes_that_the_image_is_built_for() {
     }
 }
 
+/// The component `mount-bpffs` has the only container that is: see `a_component_mounts_what_the_agent_pins_in`.
 #[test]
 fn pods_are_not_privileged() {
     let all = ["base/daemonset.yaml", "base/controller.yaml", "cleanup/daemonset.yaml", "overlays/bridge-cni/cni.yaml"];

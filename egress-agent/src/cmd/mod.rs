@@ -16,6 +16,7 @@ pub mod logging;
 #[cfg(test)]
 mod manifests;
 pub mod migrate;
+pub mod mount_bpffs;
 pub mod nat;
 pub mod page;
 pub mod run;
@@ -41,6 +42,7 @@ use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand}
 
 use crate::debug::socket::AskError;
 use crate::health::tls::TlsError;
+use egress_datapath::bpffs::MountError;
 use egress_datapath::names::DEFAULT_BPFFS;
 use egress_datapath::{self, StartError};
 use egress_kube::client::ClientError;
@@ -77,6 +79,8 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Remove every trace of the agent from this node's kernel
     Cleanup(cleanup::CleanupArgs),
+    /// Mount a BPF file system on this node, if it has none
+    MountBpffs(mount_bpffs::MountBpffsArgs),
     /// CNI plugin, called by the container runtime: reports the addresses of a new pod to the agent
     Cni,
     /// Add the plugin to this node's CNI chain, and keep it there
@@ -173,6 +177,8 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Migrate(#[from] migrate::MigrateError),
     #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error(transparent)]
     HalfTls(#[from] tls::HalfTls),
     #[error("TLS of health checks: {0}")]
     Tls(#[from] TlsError),
@@ -231,6 +237,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
         Command::Connect(args) => connect::run(&args)?,
         Command::Migrate(args) => migrate::run(&args)?,
         Command::Cleanup(args) => cleanup::run(&args)?,
+        Command::MountBpffs(args) => mount_bpffs::run(&args)?,
         // A runtime expects errors in the format of its protocol.
         Command::Cni => return Ok(cni::run()),
         Command::CniInstall(args) => cni::install(&args)?,

@@ -8,6 +8,7 @@ mod actions;
 mod announce;
 mod bad_input;
 mod blocks;
+mod bpffs;
 mod clsact;
 mod devices;
 mod handover;

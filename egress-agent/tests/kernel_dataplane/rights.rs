@@ -4,8 +4,10 @@
 //! Each step is its own process, since a process cannot regain dropped rights.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Output};
 
+use egress_datapath::bpffs::mount_at;
 use egress_datapath::names::Hook;
 use egress_datapath::{Attachment, Settings, StartError};
 use nix::mount::{MsFlags, mount};
@@ -78,6 +80,7 @@ fn restricted_process() {
                 }
             }
             "cleanup" => format!("{:?}", clean(&settings).await),
+            "mount" => mount_at(Path::new("/run")).expect_err("it has not the right").to_string(),
             other => panic!("no step {other}"),
         }
     });
@@ -175,6 +178,16 @@ fn granted_rights_suffice_with_filters() {
         assert!(refusal[0].contains("egress-agent cleanup --bpffs /run/bpf/egress-agent"), "{refusal:?}");
         assert_eq!(seen(&with_granted(&node, "cleanup").expect("as before")), ["[]"]);
         nothing_is_left(&node);
+    });
+}
+
+/// The agent's own rights do not suffice to mount, so the component has a container of its own for it.
+#[test]
+fn a_mount_without_the_right_says_what_is_missing() {
+    on_node(|node| async move {
+        let Some(output) = with_granted(&node, "mount") else { return };
+        let refusal = seen(&output);
+        assert!(refusal[0].contains("at /run: run it as root with CAP_SYS_ADMIN"), "{refusal:?}");
     });
 }
 

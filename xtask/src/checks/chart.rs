@@ -121,6 +121,8 @@ pub(super) fn pod_monitor() -> Result<String> {
 pub(super) fn agents() -> Result<String> {
     let (container, volumes) = plugin("overlays/bridge-cni/cni.yaml")?;
     let text = joined(&["base/daemonset.yaml"])?;
+    let mounter = manifest("mount-bpffs/daemonset.yaml")?;
+    let mounter = mounter.split_once("      initContainers:\n").context("no initContainers")?.1;
     let (before, after) = text.split_once("      volumes:\n").context("no volumes")?;
     let with_plugin =
         format!("      {{{{- if .Values.cniPlugin.enabled }}}}\n{container}      {{{{- end }}}}\n      volumes:\n");
@@ -136,6 +138,13 @@ pub(super) fn agents() -> Result<String> {
         node_selector("agent"),
         edit(ALL_TOLERATIONS, field_of_pod("tolerations", "agent.tolerations")),
         edits(2, "        securityContext:\n", format!("        securityContext:\n{SE_LINUX}")),
+        // A privileged container has no SELinux type of its own.
+        edit(
+            "      containers:\n",
+            format!(
+                "      {{{{- if .Values.bpffs.mount }}}}\n      initContainers:\n{mounter}      {{{{- end }}}}\n      containers:\n"
+            ),
+        ),
         edit(
             "          # The runtime's default profile must allow bpf(2) with the capability BPF; docs/install.md covers older ones.\n          \
              seccompProfile:\n            type: RuntimeDefault\n",
@@ -158,8 +167,8 @@ pub(super) fn agents() -> Result<String> {
         edit(CNI_CONF, CNI_CONF_OF_VALUES),
         edit(CNI_BIN, CNI_BIN_OF_VALUES),
     ];
-    let sources = ["base/daemonset.yaml", "overlays/bridge-cni/cni.yaml"];
-    from_text(Some("not .Values.cleanup.enabled"), &sources, &text, own.into_iter().chain(image(2)))
+    let sources = ["base/daemonset.yaml", "overlays/bridge-cni/cni.yaml", "mount-bpffs/daemonset.yaml"];
+    from_text(Some("not .Values.cleanup.enabled"), &sources, &text, own.into_iter().chain(image(3)))
 }
 
 pub(super) fn controllers() -> Result<String> {

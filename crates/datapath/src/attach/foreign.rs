@@ -15,10 +15,10 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramError, ProgramInfo, SchedClassifier};
 use aya::sys::SyscallError;
 use nix::net::if_::if_nametoindex;
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::attach::clsact::{self, ProgramSet};
 use crate::attach::filters;
+use crate::bpffs::is_on_bpffs;
 use crate::error::StartError;
 use crate::maps::access::tcx_programs;
 use crate::names::{Hook, LINKS, Pins};
@@ -113,7 +113,7 @@ fn elsewhere(pins: &Pins) -> Option<PathBuf> {
 }
 
 fn directories(pins: &Pins) -> Vec<PathBuf> {
-    let is_bpffs = |path: &Path| statfs(path).is_ok_and(|status| status.filesystem_type() == BPF_FS_MAGIC);
+    let is_bpffs = |path: &Path| is_on_bpffs(path).is_ok_and(|is_bpffs| is_bpffs);
     let mut found = Vec::new();
     if let Some(top) = pins.root().ancestors().take_while(|path| is_bpffs(path)).last() {
         find(top, pins.root(), DEPTH, &mut found);

@@ -10,8 +10,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
+use crate::bpffs::{self, COMPONENT};
 use crate::error::StartError;
 use crate::names::{INSTANCE_SOCKET, Pins};
 
@@ -48,9 +48,8 @@ impl InstanceLock {
 fn require_bpffs(root: &Path) -> Result<(), StartError> {
     let existing = root.ancestors().find(|path| path.exists()).unwrap_or(root);
     let shown = existing.display();
-    let status =
-        statfs(existing).map_err(|error| StartError::kernel(format!("look at file system {shown}"), error.into()))?;
-    if status.filesystem_type() == BPF_FS_MAGIC {
+    let is_on_bpffs = bpffs::is_on_bpffs(existing);
+    if is_on_bpffs.map_err(|error| StartError::kernel(format!("look at file system {shown}"), error))? {
         return Ok(());
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -74,8 +73,8 @@ fn advice(root: &Path, mounts: &str) -> String {
             let of_host = Path::new("/sys").join(directory.strip_prefix("/").unwrap_or(&directory)).join(below);
             let of_host: PathBuf = of_host.components().collect();
             format!(
-                "{point} is {host} of the host, where none is mounted; on the node run `mount -t bpf bpf {host}` (systemd does so \
-                 when it boots: sys-fs-bpf.mount), and the agent goes on when its container is started again",
+                "{point} is {host} of the host, where none is mounted; {COMPONENT} mounts one, as does `mount -t bpf bpf {host}` on \
+                 the node (systemd does so when it boots), and the agent continues when its container is started again",
                 point = point.display(),
                 host = of_host.display()
             )
@@ -93,10 +92,11 @@ mod tests {
         let root = "22 1 8:1 / / rw,relatime - ext4 /dev/vda1 rw\n23 22 0:22 / /sys rw - sysfs sysfs rw\n";
         let pod = format!("{root}30 22 0:22 /fs/bpf /bpf rw,nosuid - sysfs sysfs rw\n");
         let said = advice(Path::new("/bpf/egress-agent"), &pod);
-        assert!(
-            said.starts_with("/bpf is /sys/fs/bpf of the host") && said.contains("mount -t bpf bpf /sys/fs/bpf`"),
-            "{said}"
-        );
+        assert!(said.starts_with("/bpf is /sys/fs/bpf of the host"), "{said}");
+        // The path and the value exist: `a_component_mounts_what_the_agent_pins_in`.
+        for remedy in ["mount -t bpf bpf /sys/fs/bpf`", "deploy/mount-bpffs", "bpffs.mount=true"] {
+            assert!(said.contains(remedy), "{remedy}: {said}");
+        }
         for (path, mounted) in
             [("/bpf/egress-agent", "/bpf"), ("/sys/fs/bpf/egress-agent", "/sys/fs/bpf"), ("/a/b", "/a")]
         {

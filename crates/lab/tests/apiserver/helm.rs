@@ -22,12 +22,13 @@ const CLUSTERS: [(&str, &str, &str); 3] = [
 ];
 
 /// Everything that the chart can add, with a component of kustomize for each.
-const ADDED: [(&str, &str); 5] = [
+const ADDED: [(&str, &str); 6] = [
     ("antrea", "antrea.enabled=true"),
     ("cilium", "cilium.enabled=true"),
     ("egress-router/controller", "egressRouter.controller.enabled=true"),
     ("monitoring/operator", "monitoring.enabled=true"),
     ("aggregated-edit", "roles.aggregateEdit=true"),
+    ("mount-bpffs", "bpffs.mount=true"),
 ];
 
 fn helm() -> OsString {
@@ -213,8 +214,14 @@ fn chart_equals_every_component() -> Result<()> {
     for (cluster, overlay, _) in CLUSTERS {
         for (component, set) in ADDED {
             let copied = ManifestCopy::new(NAME)?;
-            let components = json!([format!("../../{component}")]);
-            copied.change(&format!("{overlay}/kustomization.yaml"), |one| one["components"] = components)?;
+            let component_path = format!("../../{component}");
+            copied.change(&format!("{overlay}/kustomization.yaml"), |one| {
+                let mut components = one["components"].as_array().cloned().unwrap_or_default();
+                if !components.contains(&json!(component_path)) {
+                    components.push(component_path.clone().into());
+                }
+                one["components"] = components.into();
+            })?;
             let wanted = normal(documents(&rendered_in(copied.folder(), overlay)?)?)?;
             compare(&format!("{overlay}, {component}"), &normal(templated(cluster, &[set], &[])?)?, &wanted)?;
         }
