@@ -2,9 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 const PROXY: &str = "http://proxy.invalid:3128";
 
@@ -62,6 +65,39 @@ fn empty_server() -> (SocketAddr, thread::JoinHandle<String>) {
         String::from_utf8_lossy(&request).lines().next().unwrap_or_default().to_owned()
     });
     (address, request)
+}
+
+/// As `kubectl exec --stdin` leaves it when its connection is gone: nothing is dropped, so nothing is written either.
+#[test]
+fn a_follower_of_drops_ends_with_its_input() {
+    let socket = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("follower-{}.sock", std::process::id()));
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    let _removed = TempFile(socket.clone());
+    // An agent: its names, and then no drops.
+    let (asked, asks) = channel();
+    thread::spawn(move || {
+        let (mut names, _) = listener.accept().expect("a request for names");
+        let read = names.read(&mut [0; 1024]).expect("a request");
+        let answer = br#"{"names":{"node":null,"pods":{},"objects":{},"nodes":{}}}"#;
+        names.write_all(answer).expect("it waits for the answer");
+        assert!(read > 0);
+        drop(names);
+        asked.send(listener.accept().expect("a request for drops").0).expect("the test waits");
+    });
+    let mut command = agent();
+    command.args(["drops", "--follow", "--end-with-stdin", "--socket"]).arg(&socket).stdin(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let _connection = asks.recv_timeout(Duration::from_secs(30)).expect("both requests");
+    assert_eq!(child.try_wait().expect("it can be asked"), None, "its input is open");
+    drop(child.stdin.take());
+    let ended = (0..3_000).find_map(|_| {
+        thread::sleep(Duration::from_millis(10));
+        child.try_wait().expect("it can be asked")
+    });
+    if ended.is_none() {
+        child.kill().expect("it runs");
+    }
+    assert!(ended.is_some_and(|ended| ended.success()), "{ended:?}");
 }
 
 #[test]

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use egress_core::allocation::Nodes;
 use egress_core::model::policy::Policies;
+use egress_core::model::view::Labels;
 use egress_kube::admin::{AdminClient, RequestError, RequestTimeouts};
 use egress_kube::client::{connect_as_user, connect_by_context};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
 use kube::api::{Api, ListParams, LogParams, Request};
@@ -16,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::agents::{AgentPod, LABELS, NoAgent, of_one_namespace};
-use crate::arguments::{ConnectionArgs, PodRef};
+use crate::arguments::{ConnectionArgs, PlaceArgs, PodRef};
 use crate::error::PluginError;
 
 /// Of one request.
@@ -58,12 +59,17 @@ pub(crate) struct PlacedPod {
     pub(crate) node: String,
     pub(crate) addresses: BTreeSet<IpAddr>,
     pub(crate) uses_host_network: bool,
+    pub(crate) namespace: String,
+    pub(crate) labels: Labels,
+    /// Its containers have ended, and its addresses may be another pod's.
+    has_ended: bool,
 }
 
 impl PlacedPod {
     fn of(pod: &Pod) -> Option<Self> {
         let spec = pod.spec.as_ref()?;
         let ips = pod.status.iter().flat_map(|status| status.pod_ips.iter().flatten());
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         Some(Self {
             full_name: format!(
                 "{}/{}",
@@ -73,6 +79,9 @@ impl PlacedPod {
             node: spec.node_name.clone()?,
             addresses: ips.filter_map(|one| one.ip.parse().ok()).collect(),
             uses_host_network: spec.host_network == Some(true),
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            has_ended: matches!(phase, Some("Succeeded" | "Failed")),
         })
     }
 }
@@ -111,12 +120,29 @@ impl ClusterApi {
         PlacedPod::of(&found).ok_or(PluginError::Unscheduled(full_name))
     }
 
-    /// The pods on a node that have addresses of their own.
+    /// The pods on a node that have addresses of their own now.
     pub(crate) async fn pods_on(&self, node: &str) -> Result<Vec<PlacedPod>, PluginError> {
         let pods: Api<Pod> = Api::all(self.client.clone());
         let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = PATIENCE.wait("list the pods of a node", pods.list(&there)).await?;
-        Ok(found.items.iter().filter_map(PlacedPod::of).filter(|pod| !pod.uses_host_network).collect())
+        let pods = found.items.iter().filter_map(PlacedPod::of);
+        Ok(pods.filter(|pod| !pod.uses_host_network && !pod.has_ended).collect())
+    }
+
+    /// The node that a command is for.
+    pub(crate) async fn node_of(&self, place: &PlaceArgs) -> Result<String, PluginError> {
+        match place {
+            PlaceArgs { pod: Some(pod), .. } => Ok(self.pod(pod).await?.node),
+            // The command line has one of the two.
+            PlaceArgs { node, pod: None } => Ok(node.clone().unwrap_or_default()),
+        }
+    }
+
+    /// Empty if there is no such namespace.
+    pub(crate) async fn namespace_labels(&self, name: &str) -> Result<Labels, PluginError> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let found = PATIENCE.wait("get the namespace", namespaces.get_opt(name)).await?;
+        Ok(found.and_then(|namespace| namespace.metadata.labels).unwrap_or_default())
     }
 
     /// The namespace of pods that are named without one.
@@ -238,6 +264,12 @@ pub(crate) mod testing {
             let missing =
                 json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": ""});
             return all("pods").into_iter().find(named).map_or((404, missing), |pod| (200, pod));
+        }
+        if let Some(name) = path.strip_prefix("/api/v1/namespaces/").filter(|name| !name.contains('/')) {
+            let found = all("namespaces").into_iter().find(|one| one["metadata"]["name"] == name);
+            let missing =
+                json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": ""});
+            return found.map_or((404, missing), |one| (200, one));
         }
         let mut items = all(path.rsplit('/').next().unwrap_or_default());
         if query.contains("labelSelector") {

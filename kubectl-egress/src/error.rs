@@ -24,6 +24,10 @@ pub(crate) enum PluginError {
     Exec(#[from] ExecError),
     #[error(transparent)]
     Drain(#[from] DrainError),
+    #[error("{0:?} is no format of drops: give -o table or -o json")]
+    NoFormat(String),
+    #[error("cannot print: {0}")]
+    Stdout(std::io::Error),
     #[error("there is no pod {0}: kubectl get pods -A")]
     UnknownPod(String),
     #[error("pod {0} is on no node yet: kubectl describe pod")]

@@ -7,17 +7,20 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::agents::{AgentPod, CONTAINER};
 use crate::arguments::ConnectionArgs;
+use crate::error::PluginError;
 
 /// Of a command whose output is collected.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest output of such a command, on each stream.
 const LARGEST: u64 = 64 << 20;
+/// Of a command whose lines are taken one by one (bytes).
+const LONGEST_LINE: u64 = 64 << 10;
 /// The last line that kubectl adds to the command's own.
 const OF_KUBECTL: &str = "command terminated with exit code";
 
@@ -29,6 +32,8 @@ pub(crate) enum ExecError {
     Unanswered { node: String },
     #[error("the agent on {node} prints more than {} MiB: is it of another version than this plugin?", LARGEST >> 20)]
     TooLong { node: String },
+    #[error("the agent on {node} prints a line of more than {} KiB: is it of another version than this plugin?", LONGEST_LINE >> 10)]
+    LongLine { node: String },
     #[error("cannot read what kubectl prints: {0}")]
     Unreadable(#[source] std::io::Error),
 }
@@ -66,6 +71,15 @@ pub(crate) trait Exec {
 
     /// The same with the streams of this process; returns the exit code.
     async fn streamed(&self, agent: &AgentPod, arguments: &[String]) -> Result<u8, ExecError>;
+
+    /// The same, but for each line of its standard output, which `take` gets. Its standard input is open until this ends: a
+    /// command in a pod does not notice otherwise that its connection is gone.
+    async fn lines(
+        &self,
+        agent: &AgentPod,
+        arguments: &[String],
+        take: impl AsyncFnMut(String) -> Result<(), PluginError>,
+    ) -> Result<u8, PluginError>;
 }
 
 pub(crate) struct KubectlExec {
@@ -84,16 +98,16 @@ impl KubectlExec {
         Self { connection }
     }
 
-    fn arguments(&self, agent: &AgentPod, arguments: &[String]) -> Vec<OsString> {
+    fn arguments(&self, agent: &AgentPod, how: &[&str], arguments: &[String]) -> Vec<OsString> {
         let AgentPod { namespace, name, .. } = agent;
-        let fixed = ["exec", "--namespace", namespace, name, "--container", CONTAINER, "--", "egress-agent"];
-        let given = arguments.iter().map(OsString::from);
-        self.connection.iter().cloned().chain(fixed.into_iter().map(OsString::from)).chain(given).collect()
+        let fixed = ["--namespace", namespace, name, "--container", CONTAINER, "--", "egress-agent"];
+        let fixed = ["exec"].iter().chain(how).chain(&fixed).map(OsString::from);
+        self.connection.iter().cloned().chain(fixed).chain(arguments.iter().map(OsString::from)).collect()
     }
 
     fn command(&self, agent: &AgentPod, arguments: &[String]) -> Command {
         let mut command = Command::new("kubectl");
-        command.args(self.arguments(agent, arguments)).stdin(Stdio::null()).kill_on_drop(true);
+        command.args(self.arguments(agent, &[], arguments)).stdin(Stdio::null()).kill_on_drop(true);
         command
     }
 }
@@ -107,6 +121,43 @@ impl Exec for KubectlExec {
     async fn streamed(&self, agent: &AgentPod, arguments: &[String]) -> Result<u8, ExecError> {
         self.command(agent, arguments).status().await.map(code).map_err(ExecError::NoKubectl)
     }
+
+    async fn lines(
+        &self,
+        agent: &AgentPod,
+        arguments: &[String],
+        take: impl AsyncFnMut(String) -> Result<(), PluginError>,
+    ) -> Result<u8, PluginError> {
+        let mut command = Command::new("kubectl");
+        command.args(self.arguments(agent, &["--stdin"], arguments)).kill_on_drop(true);
+        each_line(command, &agent.node, take).await
+    }
+}
+
+/// Runs a command with an open standard input, and takes each line that it prints.
+async fn each_line(
+    mut command: Command,
+    node: &str,
+    mut take: impl AsyncFnMut(String) -> Result<(), PluginError>,
+) -> Result<u8, PluginError> {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(ExecError::NoKubectl)?;
+    // It closes with this value. The child ends by itself before, or is killed.
+    let _input = child.stdin.take();
+    if let Some(stdout) = child.stdout.take() {
+        let mut reader = BufReader::new(stdout);
+        loop {
+            let mut line = Vec::new();
+            let limited = (&mut reader).take(LONGEST_LINE).read_until(b'\n', &mut line).await;
+            match limited.map_err(ExecError::Unreadable)? {
+                0 => break,
+                length if length as u64 == LONGEST_LINE => {
+                    return Err(ExecError::LongLine { node: node.to_owned() }.into());
+                }
+                _ => take(String::from_utf8_lossy(&line).trim_end().to_owned()).await?,
+            }
+        }
+    }
+    Ok(code(child.wait().await.map_err(ExecError::Unreadable)?))
 }
 
 /// Reads both streams up to the limit; a command that prints more is killed.
@@ -139,7 +190,7 @@ fn code(status: ExitStatus) -> u8 {
 pub(crate) mod testing {
     use std::cell::RefCell;
 
-    use super::{AgentPod, Exec, ExecError, Finished};
+    use super::{AgentPod, Exec, ExecError, Finished, PluginError};
 
     type Reply = dyn Fn(&str, &str) -> Finished;
 
@@ -169,6 +220,19 @@ pub(crate) mod testing {
         async fn streamed(&self, agent: &AgentPod, arguments: &[String]) -> Result<u8, ExecError> {
             Ok(self.reply(agent, arguments).code)
         }
+
+        async fn lines(
+            &self,
+            agent: &AgentPod,
+            arguments: &[String],
+            mut take: impl AsyncFnMut(String) -> Result<(), PluginError>,
+        ) -> Result<u8, PluginError> {
+            let finished = self.reply(agent, arguments);
+            for line in String::from_utf8_lossy(&finished.stdout).lines() {
+                take(line.to_owned()).await?;
+            }
+            Ok(finished.code)
+        }
     }
 }
 
@@ -187,13 +251,14 @@ mod tests {
             context: Some("prod".into()),
             ..ConnectionArgs::default()
         };
-        let line = KubectlExec::new(&args).arguments(&agent(), &["status".to_owned(), "-o".to_owned()]);
+        let line = KubectlExec::new(&args).arguments(&agent(), &["--stdin"], &["status".to_owned(), "-o".to_owned()]);
         let expected = [
             "--kubeconfig",
             "/tmp/a file",
             "--context",
             "prod",
             "exec",
+            "--stdin",
             "--namespace",
             "ns",
             "agent-x",
@@ -228,6 +293,32 @@ mod tests {
         }
         let whole = finished(shell("printf 12345; printf 123 >&2; exit 3"), "n1", 5).await.expect("not too long");
         assert_eq!(whole, Finished { code: 3, stdout: b"12345".to_vec(), stderr: b"123".to_vec() });
+    }
+
+    /// The input of the command is open while it prints, and closed after an error.
+    #[tokio::test]
+    async fn lines_are_taken_one_by_one_with_an_open_input() {
+        let shell = |line: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", line]).kill_on_drop(true);
+            command
+        };
+        let mut taken = Vec::new();
+        let open = "echo one; if read -t 0.1 line; then echo closed; else test $? -gt 128 && echo open; fi; exit 3";
+        let mut bash = Command::new("bash");
+        bash.args(["-c", open]).kill_on_drop(true);
+        let take = async |line| {
+            taken.push(line);
+            Ok(())
+        };
+        let code = each_line(bash, "n1", take).await.expect("it ends");
+        assert_eq!((code, taken), (3, vec!["one".to_owned(), "open".to_owned()]));
+        // It waits for the end of its input, which comes with the error.
+        let stopped = each_line(shell("echo one; cat; echo two"), "n1", async |_| Err(PluginError::NoGateways));
+        let error = timeout(TIMEOUT, stopped).await.expect("it ends");
+        assert!(matches!(error, Err(PluginError::NoGateways)));
+        let endless = each_line(shell("head -c 1000000 /dev/zero"), "n1", async |_| Ok(())).await;
+        assert!(matches!(endless, Err(PluginError::Exec(ExecError::LongLine { .. }))), "{endless:?}");
     }
 
     #[test]

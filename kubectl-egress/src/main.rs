@@ -10,6 +10,7 @@ mod bundle;
 mod check;
 mod cluster;
 mod drain;
+mod drops;
 mod error;
 mod exec;
 mod node_commands;
@@ -46,7 +47,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, PluginError> {
     match &cli.command {
         PluginCommand::Status(args) => node_commands::status(args, &cluster, &exec).await,
         PluginCommand::Nat(args) => node_commands::nat(args, &cluster, &exec).await,
-        PluginCommand::Drops(args) => node_commands::drops(args, &cluster, &exec).await,
+        PluginCommand::Drops(args) => drops::run(args, &cluster, &exec).await,
         PluginCommand::Trace(args) => trace::run(args, &cluster, &exec).await,
         PluginCommand::Who(args) => who::run(args, &cluster, &exec).await,
         PluginCommand::Drain(args) => drain::run(args, &cluster).await,

@@ -1,4 +1,4 @@
-//! `kubectl egress status|nat|drops`: the agent's own command, in the right pod.
+//! `kubectl egress status|nat`: the agent's own command, in the right pod.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use egress_core::model::policy::Policies;
 
 use crate::agents::on_node;
-use crate::arguments::{AgentCommandArgs, NatCommandArgs, PlaceArgs};
+use crate::arguments::{AgentCommandArgs, NatCommandArgs};
 use crate::cluster::ClusterApi;
 use crate::error::PluginError;
 use crate::exec::{Exec, printable};
@@ -16,30 +16,9 @@ pub(crate) async fn status(
     cluster: &ClusterApi,
     exec: &impl Exec,
 ) -> Result<ExitCode, PluginError> {
-    on_one_node("status", args, cluster, exec).await
-}
-
-pub(crate) async fn drops(
-    args: &AgentCommandArgs,
-    cluster: &ClusterApi,
-    exec: &impl Exec,
-) -> Result<ExitCode, PluginError> {
-    on_one_node("drops", args, cluster, exec).await
-}
-
-async fn on_one_node(
-    command: &str,
-    args: &AgentCommandArgs,
-    cluster: &ClusterApi,
-    exec: &impl Exec,
-) -> Result<ExitCode, PluginError> {
-    let node = match &args.place {
-        PlaceArgs { pod: Some(pod), .. } => cluster.pod(pod).await?.node,
-        // The command line has one of the two.
-        PlaceArgs { node, pod: None } => node.clone().unwrap_or_default(),
-    };
+    let node = cluster.node_of(&args.place).await?;
     let agents = cluster.agents().await?;
-    let line = [std::slice::from_ref(&command.to_owned()), &args.further].concat();
+    let line = [&["status".to_owned()], args.further.as_slice()].concat();
     Ok(exec.streamed(on_node(&agents, &node)?, &line).await?.into())
 }
 
@@ -110,7 +89,6 @@ mod tests {
         let line = std::iter::once("kubectl-egress").chain(line.split(' '));
         match Cli::parse_from(line).command {
             PluginCommand::Status(args) => status(&args, &cluster, exec).await,
-            PluginCommand::Drops(args) => drops(&args, &cluster, exec).await,
             PluginCommand::Nat(args) => nat(&args, &cluster, exec).await,
             other => panic!("{other:?}"),
         }
@@ -129,7 +107,6 @@ mod tests {
         for (line, asked) in [
             ("status --node n2 -- -o json", "n2: status -o json"),
             ("status --pod red/one", "n1: status"),
-            ("drops --pod red/one -- --follow", "n1: drops --follow"),
             ("nat count --node n2", "n2: nat count"),
         ] {
             let exec = PlayedExec::new(|_, _| Finished { code: 3, ..Finished::default() });

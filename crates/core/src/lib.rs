@@ -6,6 +6,7 @@ pub mod antrea;
 pub mod cilium;
 pub mod desired_status;
 pub mod display_names;
+pub mod dropped_packet;
 pub mod egress_service;
 pub mod keys;
 pub mod leader_election;

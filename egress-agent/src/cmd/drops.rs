@@ -1,7 +1,7 @@
 //! `egress-agent drops`: dropped packets as the agent samples them, with the names of pods and objects.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use jiff::Timestamp;
 use nix::net::if_::if_indextoname;
-use serde::Serialize;
+use tokio::sync::oneshot;
 
 use crate::cmd::CliError;
 use crate::cmd::page::{DEFAULT_SOCKET, Output};
 use crate::cmd::values::PodName;
 use crate::debug::socket::{AskError, drops, names};
 use egress_core::display_names::Names;
+use egress_core::dropped_packet::DroppedPacket;
 use egress_datapath::events::drops::{DropFilter, DropLine, ObjectFilter, Sample};
 use egress_datapath::trace::questions::protocol;
 
@@ -38,6 +39,9 @@ pub(super) struct DropsArgs {
     /// as `egress-agent status` shows it
     #[arg(long, env = "EGRESS_AGENT_DROPS_OBJECT", value_name = "NAME")]
     object: Option<String>,
+    /// End when standard input ends: `kubectl exec --stdin` closes it when its connection is gone, and ends nothing else
+    #[arg(long, env = "EGRESS_AGENT_DROPS_END_WITH_STDIN")]
+    end_with_stdin: bool,
     /// Socket of the agent
     #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
@@ -105,76 +109,31 @@ fn reason(text: &str) -> Result<String, String> {
     }
 }
 
-/// A drop as it is printed.
-#[derive(Debug, Serialize)]
-struct DropRow<'s> {
-    time: String,
-    reason: &'s str,
-    protocol: String,
-    source: String,
-    destination: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    source_pod: Option<&'s str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    destination_pod: Option<&'s str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    object: Option<&'s str>,
-    #[serde(skip_serializing_if = "is_zero")]
-    egress_id: u32,
-    bytes: u32,
-    interface: String,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-const fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-impl<'s> DropRow<'s> {
-    fn of(sample: &'s Sample, names: &'s Names) -> Self {
-        let pod = |end: &SocketAddr| names.pods.get(&end.ip()).map(String::as_str);
-        // The programs know the policy of a pod of this node; a gateway knows that of an egress IP.
-        let by_egress_ip = |end: &SocketAddr| names.egress_ips.get(&end.ip()).copied();
-        let egress_id = match sample.egress_id {
-            0 => by_egress_ip(&sample.source).or_else(|| by_egress_ip(&sample.destination)).unwrap_or_default(),
-            id => id,
-        };
-        let time = Timestamp::try_from(sample.at).unwrap_or_default();
-        // An unknown index has an empty name.
-        let interface = if_indextoname(sample.ifindex).ok().and_then(|name| name.into_string().ok());
-        let interface = interface.filter(|name| !name.is_empty());
-        Self {
-            time: format!("{time:.3}"),
-            reason: &sample.reason,
-            protocol: protocol(sample.protocol),
-            source: sample.source.to_string(),
-            destination: sample.destination.to_string(),
-            source_pod: pod(&sample.source),
-            destination_pod: pod(&sample.destination),
-            object: names.objects.get(&egress_id).map(String::as_str),
-            egress_id,
-            bytes: sample.length,
-            interface: interface.unwrap_or_else(|| sample.ifindex.to_string()),
-        }
-    }
-
-    fn line(&self) -> String {
-        let end = |end: &str, pod: Option<&str>| pod.map_or_else(|| end.to_owned(), |pod| format!("{end} ({pod})"));
-        let object = match (self.object, self.egress_id) {
-            (Some(object), _) => format!(", {object}"),
-            (None, 0) => String::new(),
-            (None, id) => format!(", egress ID {id}"),
-        };
-        format!(
-            "{} {:<18} {} {} -> {}, {} bytes, {}{object}",
-            self.time,
-            self.reason,
-            self.protocol,
-            end(&self.source, self.source_pod),
-            end(&self.destination, self.destination_pod),
-            self.bytes,
-            self.interface,
-        )
+/// A sample with the names that the agent knows.
+fn named(sample: &Sample, names: &Names) -> DroppedPacket {
+    let pod = |end: &SocketAddr| names.pods.get(&end.ip()).cloned();
+    // The programs know the policy of a pod of this node; a gateway knows that of an egress IP.
+    let by_egress_ip = |end: &SocketAddr| names.egress_ips.get(&end.ip()).copied();
+    let egress_id = match sample.egress_id {
+        0 => by_egress_ip(&sample.source).or_else(|| by_egress_ip(&sample.destination)).unwrap_or_default(),
+        id => id,
+    };
+    let time = Timestamp::try_from(sample.at).unwrap_or_default();
+    // An unknown index has an empty name.
+    let interface = if_indextoname(sample.ifindex).ok().and_then(|name| name.into_string().ok());
+    let interface = interface.filter(|name| !name.is_empty());
+    DroppedPacket {
+        time: format!("{time:.3}"),
+        reason: sample.reason.to_string(),
+        protocol: protocol(sample.protocol),
+        source: sample.source,
+        destination: sample.destination,
+        source_pod: pod(&sample.source),
+        destination_pod: pod(&sample.destination),
+        object: names.objects.get(&egress_id).cloned(),
+        egress_id,
+        bytes: sample.length,
+        interface: interface.unwrap_or_else(|| sample.ifindex.to_string()),
     }
 }
 
@@ -208,7 +167,7 @@ impl Show<'_> {
             self.read_names(&self.args.socket).await;
             out = io::stdout().lock();
         }
-        let row = DropRow::of(&sample, &self.names);
+        let row = named(&sample, &self.names);
         match self.args.output {
             Output::Table => writeln!(out, "{}", row.line()),
             Output::Json => writeln!(out, "{}", serde_json::to_string(&row)?),
@@ -224,15 +183,34 @@ impl Show<'_> {
     }
 }
 
+/// When this input ends. A thread reads it, since a file cannot be polled; the end of the process ends it.
+fn end_of(mut input: impl Read + Send + 'static) -> oneshot::Receiver<()> {
+    let (ended, end) = oneshot::channel();
+    std::thread::spawn(move || {
+        // An error is the end too.
+        let _read = io::copy(&mut input, &mut io::sink());
+        // Fails if the command has ended.
+        let _waits = ended.send(());
+    });
+    end
+}
+
 pub(super) fn run(args: &DropsArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let names = names(&args.socket).await?;
         let filter = args.filter(&names)?;
         let mut show = Show { args, filter: filter.clone(), names, named: Instant::now() };
+        let input = async {
+            match args.end_with_stdin {
+                true => end_of(io::stdin()).await,
+                false => std::future::pending().await,
+            }
+        };
         let ended = tokio::select! {
             ended = drops(&args.socket, (args.follow, filter), async |line| show.line(line).await) => ended,
             interrupted = tokio::signal::ctrl_c() => return interrupted.map_err(CliError::from),
+            _ended = input => return Ok(()),
         };
         match ended {
             Ok(()) if args.follow => eprintln!("the agent has ended"),
@@ -267,13 +245,13 @@ mod tests {
         let sample = sample();
         let mut names = Names::default();
         assert_eq!(
-            DropRow::of(&sample, &names).line(),
+            named(&sample, &names).line(),
             "1970-01-01T00:00:01.500Z no_gateway         tcp 10.244.1.10:4000 -> 198.51.100.10:80, 60 bytes, 4294967295, \
              egress ID 3"
         );
         names.pods.insert(sample.source.ip(), "red/one".to_owned());
         names.objects.insert(3, "first".to_owned());
-        let row = DropRow::of(&sample, &names);
+        let row = named(&sample, &names);
         assert!(row.line().contains("10.244.1.10:4000 (red/one) -> 198.51.100.10:80, 60 bytes, 4294967295, first"));
         let json = serde_json::to_value(&row).expect("JSON");
         assert_eq!((&json["source_pod"], &json["object"]), (&"red/one".into(), &"first".into()));
@@ -290,11 +268,11 @@ mod tests {
         {
             let end = |end: &str| end.parse().expect("a literal");
             let sample = Sample { egress_id: 0, source: end(source), destination: end(destination), ..sample() };
-            let row = DropRow::of(&sample, &names);
-            assert_eq!((row.object, row.egress_id), (Some("first"), 3));
+            let row = named(&sample, &names);
+            assert_eq!((row.object.as_deref(), row.egress_id), (Some("first"), 3));
         }
         let sample = Sample { egress_id: 0, ..sample() };
-        assert_eq!(DropRow::of(&sample, &names).object, None, "of nothing known");
+        assert_eq!(named(&sample, &names).object, None, "of nothing known");
     }
 
     #[test]

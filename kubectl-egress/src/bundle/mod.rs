@@ -403,6 +403,15 @@ mod tests {
         async fn streamed(&self, _: &AgentPod, _: &[String]) -> Result<u8, ExecError> {
             std::future::pending().await
         }
+
+        async fn lines(
+            &self,
+            _: &AgentPod,
+            _: &[String],
+            _: impl AsyncFnMut(String) -> Result<(), PluginError>,
+        ) -> Result<u8, PluginError> {
+            std::future::pending().await
+        }
     }
 
     async fn bundle(exec: &impl Exec, left: Duration) -> (std::collections::BTreeMap<String, String>, BundleSummary) {
