@@ -4,17 +4,19 @@
 //! a connection. `axum::serve` bounds none of these, so the accept loop is here; scrapes run one at a time.
 //!
 //! A kubelet restarts an agent that does not answer, so other hosts must not keep it out: connections from loopback, where the
-//! kubelet connects from, have slots of their own, and the server listens on loopback whatever other address is configured.
+//! kubelet connects from, have slots of their own, and the server listens on loopback whatever other address is configured. Of the
+//! slots of other hosts no address has more than a few, so that one does not keep the scraper out.
 //!
 //! Other hosts, which pods are too, must know a token if a file of it is configured. The pages are in plaintext, so the token is
 //! worth no more than the metrics; that is why it is a token of its own, and none of an account.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
@@ -38,8 +40,12 @@ use crate::metrics::catalogue::MOST_EGRESS_IPS;
 use crate::metrics::expose;
 use crate::metrics::health_page::HealthPage;
 
-/// Concurrent connections from other hosts, and as many from this one. Excess connections are closed.
-const CONNECTIONS: usize = 32;
+/// Concurrent connections from this host. Excess connections are closed, of other hosts too.
+const OWN_CONNECTIONS: usize = 32;
+/// From all other hosts.
+const OTHER_CONNECTIONS: usize = 64;
+/// From one address of them. Several scrapers may be behind one.
+const CONNECTIONS_PER_ADDRESS: usize = 8;
 /// From the connection to the end of the request.
 const REQUEST: Duration = Duration::from_secs(2);
 /// From the first byte to the last.
@@ -47,6 +53,10 @@ const CONNECTION: Duration = Duration::from_secs(10);
 /// How long a scrape waits for the one before it.
 const SCRAPE_WAIT: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(2);
+/// How often the file of the token is looked at, for the log.
+const TOKEN_INTERVAL: Duration = Duration::from_secs(10);
+const NO_TOKEN: &str = "other hosts cannot read metrics and health pages: --metrics-token-file has no token; make the Secret \
+                        egress-agent-metrics with the key `token` (docs/install.md#settings)";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Where to listen: an address and a port, or a port alone for all addresses of the node.
@@ -112,18 +122,41 @@ impl Listen {
 
 /// Serves until `stop`. If the address cannot be bound the agent continues, and retries.
 pub async fn serve(listen: Listen, token: Option<Arc<Path>>, page: Arc<HealthPage>, stop: CancellationToken) {
-    if let (false, Some(file)) = (listen.is_loopback(), &token)
-        && let Err(error) = token_of(file).await
-    {
-        warn!(file = %file.display(), %error, "other hosts cannot read metrics and health pages until there is a token");
-    }
+    let watched = token.clone().filter(|_| !listen.is_loopback());
     let acceptor = Arc::new(MetricsServer::new(page, token, is_of_this_host));
     let for_probes = async {
         if let Some(listen) = listen.for_probes() {
             serve_at(listen, Arc::clone(&acceptor), &stop).await;
         }
     };
-    tokio::join!(serve_at(listen, Arc::clone(&acceptor), &stop), for_probes);
+    let watch_token = async {
+        if let Some(file) = watched {
+            watch_token(&file, TOKEN_INTERVAL, &stop).await;
+        }
+    };
+    tokio::join!(serve_at(listen, Arc::clone(&acceptor), &stop), for_probes, watch_token);
+}
+
+/// Says while other hosts read nothing for want of a token, and when that is over.
+async fn watch_token(file: &Path, interval: Duration, stop: &CancellationToken) {
+    let (mut is_missing, condition) = (false, "metrics-token");
+    loop {
+        match (token_of(file).await, is_missing) {
+            (Err(error), false) => {
+                is_missing = true;
+                warn!(file = %file.display(), %error, condition, "{NO_TOKEN}");
+            }
+            (Ok(_), true) => {
+                is_missing = false;
+                info!(file = %file.display(), condition, "other hosts that know the token can read metrics and health pages");
+            }
+            _ => {}
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+    }
 }
 
 async fn serve_at(listen: Listen, acceptor: Arc<MetricsServer>, stop: &CancellationToken) {
@@ -189,14 +222,14 @@ struct MetricsServer {
     token: Option<Arc<Path>>,
     is_of_this_host: fn(IpAddr) -> bool,
     own: Arc<Semaphore>,
-    others: Arc<Semaphore>,
+    others: OtherHosts,
     scrapes: Mutex<()>,
 }
 
 impl MetricsServer {
     fn new(page: Arc<HealthPage>, token: Option<Arc<Path>>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
-        let [own, others] = [(); 2].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
-        Self { page, token, is_of_this_host, own, others, scrapes: Mutex::new(()) }
+        let own = Arc::new(Semaphore::new(OWN_CONNECTIONS));
+        Self { page, token, is_of_this_host, own, others: OtherHosts::default(), scrapes: Mutex::new(()) }
     }
 
     /// The file of the token that this client must know.
@@ -204,9 +237,54 @@ impl MetricsServer {
         self.token.clone().filter(|_| !(self.is_of_this_host)(peer))
     }
 
-    fn slot(&self, peer: IpAddr) -> Option<OwnedSemaphorePermit> {
-        let slots = if (self.is_of_this_host)(peer) { &self.own } else { &self.others };
-        Arc::clone(slots).try_acquire_owned().ok()
+    fn slot(&self, peer: IpAddr) -> Option<ConnectionPermit> {
+        match (self.is_of_this_host)(peer) {
+            true => Arc::clone(&self.own).try_acquire_owned().ok().map(ConnectionPermit::Own),
+            false => self.others.slot(peer.to_canonical()).map(ConnectionPermit::Other),
+        }
+    }
+}
+
+/// Of one connection; dropping it frees the slot.
+enum ConnectionPermit {
+    Own(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
+    Other(#[expect(dead_code, reason = "held")] OtherHostPermit),
+}
+
+/// The connections of other hosts, by address.
+#[derive(Clone, Default)]
+struct OtherHosts(Arc<std::sync::Mutex<BTreeMap<IpAddr, usize>>>);
+
+impl OtherHosts {
+    fn slot(&self, address: IpAddr) -> Option<OtherHostPermit> {
+        let mut open = self.open();
+        let count = open.get(&address).copied().unwrap_or_default();
+        if count >= CONNECTIONS_PER_ADDRESS || open.values().sum::<usize>() >= OTHER_CONNECTIONS {
+            return None;
+        }
+        open.insert(address, count + 1);
+        drop(open);
+        Some(OtherHostPermit { hosts: self.clone(), address })
+    }
+
+    /// A panic cannot leave it inconsistent.
+    fn open(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct OtherHostPermit {
+    hosts: OtherHosts,
+    address: IpAddr,
+}
+
+impl Drop for OtherHostPermit {
+    fn drop(&mut self) {
+        let mut open = self.hosts.open();
+        match open.get_mut(&self.address) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(open.remove(&self.address)),
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio_util::sync::DropGuard;
+use tracing_subscriber::layer::SubscriberExt;
 
 use super::*;
+use crate::debug::log::RecentWarnings;
 use crate::metrics::catalogue::Process;
 use egress_kube::api_outage::ApiOutages;
 
@@ -30,8 +32,12 @@ async fn server() -> (SocketAddr, DropGuard) {
 
 /// Connects as another host.
 async fn connect_from_elsewhere(address: SocketAddr) -> TcpStream {
+    connect_from("127.0.0.2:0", address).await
+}
+
+async fn connect_from(host: &str, address: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
-    socket.bind("127.0.0.2:0".parse().expect("a literal")).expect("loopback has more addresses");
+    socket.bind(host.parse().expect("a literal")).expect("loopback has more addresses");
     socket.connect(address).await.expect("the kernel accepts")
 }
 
@@ -119,26 +125,92 @@ async fn other_hosts_need_the_token_and_probes_do_not() {
     std::fs::remove_file(&file).expect("it was written");
 }
 
+async fn is_refused(stream: &mut TcpStream) -> bool {
+    matches!(timeout(REQUEST / 2, stream.read(&mut [0])).await, Ok(Ok(0) | Err(_)))
+}
+
 #[tokio::test]
 async fn other_hosts_do_not_use_up_the_slots_of_this_host() {
     let (address, _stop) = server().await;
     let mut silent = Vec::new();
-    for _ in 0..CONNECTIONS {
-        silent.push(connect_from_elsewhere(address).await);
+    for number in 0..OTHER_CONNECTIONS {
+        let host = 2 + number / CONNECTIONS_PER_ADDRESS;
+        silent.push(connect_from(&format!("127.0.0.{host}:0"), address).await);
     }
     let start = std::time::Instant::now();
     assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
     assert!(start.elapsed() < REQUEST / 2, "it waited for other hosts: {:?}", start.elapsed());
+    let mut one_more = connect_from("127.0.0.200:0", address).await;
+    assert!(is_refused(&mut one_more).await, "a slot was free, so the test shows nothing");
+}
+
+/// A pod with idle connections does not keep the scraper out.
+#[tokio::test]
+async fn one_address_does_not_use_up_the_slots_of_other_hosts() {
+    let (address, _stop) = server().await;
+    let mut silent = Vec::new();
+    for _ in 0..CONNECTIONS_PER_ADDRESS {
+        silent.push(connect_from_elsewhere(address).await);
+    }
     let mut one_more = connect_from_elsewhere(address).await;
-    let ended = timeout(REQUEST / 2, one_more.read(&mut [0])).await.expect("not kept waiting");
-    assert!(matches!(ended, Ok(0) | Err(_)), "a slot was free, so the test shows nothing: {ended:?}");
+    assert!(is_refused(&mut one_more).await, "one address has more slots than it should");
+    let mut scraper = connect_from("127.0.0.3:0", address).await;
+    scraper.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("it reads");
+    let mut answer = String::new();
+    scraper.read_to_string(&mut answer).await.expect("text");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    // An ended connection frees its slot.
+    let hosts = OtherHosts::default();
+    let peer = IpAddr::from([192, 0, 2, 1]);
+    let mut held: Vec<_> = (0..CONNECTIONS_PER_ADDRESS).filter_map(|_| hosts.slot(peer)).collect();
+    assert_eq!((held.len(), hosts.slot(peer).is_none()), (CONNECTIONS_PER_ADDRESS, true));
+    held.pop();
+    assert!(hosts.slot(peer).is_some());
+    drop(held);
+    assert!(hosts.open().is_empty(), "nothing is kept of it");
+}
+
+/// The line comes once while it lasts, and one with the same condition says that it is over.
+#[tokio::test]
+async fn a_missing_token_is_a_condition() {
+    const INTERVAL: Duration = Duration::from_millis(5);
+    let file = std::env::temp_dir().join(format!("egress-agent-missing-token-{}", std::process::id()));
+    let warnings = RecentWarnings::default();
+    let subscriber = tracing_subscriber::registry().with(warnings.clone());
+    let _subscribed = tracing::subscriber::set_default(subscriber);
+    let stop = CancellationToken::new();
+    let list = || warnings.list(std::time::SystemTime::now());
+    let until = async |wanted: usize| {
+        let there = async {
+            while list().len() != wanted {
+                tokio::time::sleep(INTERVAL).await;
+            }
+        };
+        timeout(Duration::from_secs(20), there).await.expect("the file is looked at")
+    };
+    let play = async {
+        until(1).await;
+        let line = list().remove(0);
+        assert!(line.line.contains("egress-agent-metrics with the key `token`"), "{line:?}");
+        assert_eq!(line.condition.as_deref(), Some("metrics-token"));
+        // Empty is as missing, and no new warning.
+        std::fs::write(&file, "\n").expect("a temporary file");
+        tokio::time::sleep(10 * INTERVAL).await;
+        assert_eq!(list(), [line]);
+        std::fs::write(&file, "d0h").expect("a temporary file");
+        until(0).await;
+        std::fs::remove_file(&file).expect("it was written");
+        until(1).await;
+        stop.cancel();
+    };
+    tokio::join!(watch_token(&file, INTERVAL, &stop), play);
 }
 
 #[tokio::test]
 async fn slow_clients_are_disconnected_and_their_slots_are_free_again() {
     let (address, _stop) = server().await;
     let mut silent = Vec::new();
-    for _ in 0..CONNECTIONS {
+    for _ in 0..OWN_CONNECTIONS {
         silent.push(TcpStream::connect(address).await.expect("the kernel accepts"));
     }
     // All slots are in use until the slow clients are disconnected.
