@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -17,8 +17,9 @@ use crate::debug::{Answer, Request, Sources};
 use egress_core::display_names::Names;
 use egress_datapath::events::drops::{DropFilter, DropLine};
 
-/// Longest request (bytes).
-const QUESTION: u64 = 4096;
+/// Longest request (bytes). One for drops lists the addresses of a pod or an object.
+const QUESTION: u64 = 1 << 20;
+const TOO_LONG: &str = "the request is longer than 1024 KiB: filter by fewer addresses";
 /// Timeout of a request, and of its answer. Claims of addresses may keep the reconciler busy for a while.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -79,10 +80,8 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
-    let mut question = String::new();
     let (mut reader, mut writer) = stream.split();
-    timeout(TIMEOUT, BufReader::new((&mut reader).take(QUESTION)).read_line(&mut question)).await??;
-    let answer = match serde_json::from_str(&question) {
+    let answer = match timeout(TIMEOUT, request(&mut reader)).await?? {
         Ok(Request::Status) => in_time(sources.status(), |status| Answer::Status(Box::new(status))).await,
         Ok(Request::Drops { follow, filter }) => {
             return sources.questions.drops.stream((follow, &filter), reader, writer).await;
@@ -90,9 +89,20 @@ async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
         Ok(Request::LogLevel { set }) => log_level(&sources.questions.log, set),
         Ok(Request::Attach(attach)) => in_time(sources.attach(attach), |refused| Answer::Attached { refused }).await,
         Ok(Request::Names) => in_time(sources.names(), |names| Answer::Names(Box::new(names))).await,
-        Err(error) => Answer::Error(format!("the agent does not understand the request: {error}")),
+        Err(why) => Answer::Error(why),
     };
     writer.write_all(&serde_json::to_vec(&answer)?).await
+}
+
+/// Reads one, or says why it is none.
+async fn request(reader: impl AsyncRead + Unpin) -> io::Result<Result<Request, String>> {
+    let mut line = String::new();
+    let length = BufReader::new(reader.take(QUESTION)).read_line(&mut line).await?;
+    if length as u64 == QUESTION && !line.ends_with('\n') {
+        return Ok(Err(TOO_LONG.to_owned()));
+    }
+    let read = serde_json::from_str(&line);
+    Ok(read.map_err(|error| format!("the agent does not understand the request: {error}")))
 }
 
 fn log_level(log: &LogLevel, set: Option<String>) -> Answer {
@@ -124,8 +134,12 @@ pub enum AskError {
     Silent,
     #[error("cannot connect to {path}: {source}; root is required", path = .path.display())]
     Refused { path: PathBuf, source: io::Error },
+    #[error("{TOO_LONG}")]
+    TooLong,
     #[error("{0}")]
     Answered(String),
+    #[error("the request cannot be written: {0}")]
+    Unwritten(#[source] serde_json::Error),
     #[error("the agent's answer cannot be read: is it of another version? {0}")]
     Unreadable(#[source] serde_json::Error),
 }
@@ -153,7 +167,7 @@ pub async fn drops(
     let refused = |error| AskError::of(path, error);
     let mut stream = UnixStream::connect(path).await.map_err(refused)?;
     let (reader, mut writer) = stream.split();
-    writer.write_all(&question(&Request::Drops { follow, filter }).map_err(refused)?).await.map_err(refused)?;
+    writer.write_all(&question(&Request::Drops { follow, filter })?).await.map_err(refused)?;
     let mut lines = BufReader::new(reader).lines();
     // A stopped agent sends nothing, and one without drops closes the connection, so the first line needs a timeout.
     let mut timeout_of_first = (!follow).then_some(TIMEOUT);
@@ -176,7 +190,8 @@ pub async fn drops(
 }
 
 pub async fn ask(path: &Path, request: Request) -> Result<Answer, AskError> {
-    let answered = timeout(TIMEOUT + Duration::from_millis(500), exchange(path, request)).await;
+    let question = question(&request)?;
+    let answered = timeout(TIMEOUT + Duration::from_millis(500), exchange(path, question)).await;
     let bytes = answered.map_err(|_| AskError::Silent)?.map_err(|source| AskError::of(path, source))?;
     match serde_json::from_slice(&bytes).map_err(AskError::Unreadable)? {
         Answer::Error(text) => Err(AskError::Answered(text)),
@@ -192,16 +207,50 @@ pub async fn names(path: &Path) -> Result<Names, AskError> {
     }
 }
 
-async fn exchange(path: &Path, request: Request) -> io::Result<Vec<u8>> {
+async fn exchange(path: &Path, question: Vec<u8>) -> io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(path).await?;
-    stream.write_all(&question(&request)?).await?;
+    stream.write_all(&question).await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;
     Ok(answer)
 }
 
-fn question(request: &Request) -> io::Result<Vec<u8>> {
-    let mut question = serde_json::to_vec(request)?;
+fn question(request: &Request) -> Result<Vec<u8>, AskError> {
+    let mut question = serde_json::to_vec(request).map_err(AskError::Unwritten)?;
     question.push(b'\n');
-    Ok(question)
+    if question.len() as u64 > QUESTION { Err(AskError::TooLong) } else { Ok(question) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::{IpAddr, Ipv6Addr};
+
+    use super::*;
+
+    /// An object may have many addresses.
+    fn drops_of(addresses: u128) -> Request {
+        let end: BTreeSet<IpAddr> =
+            (0..addresses).map(|number| Ipv6Addr::from_bits(u128::MAX - number).into()).collect();
+        Request::Drops { follow: true, filter: DropFilter { ends: vec![end], ..DropFilter::default() } }
+    }
+
+    #[tokio::test]
+    async fn a_long_filter_is_read_whole() {
+        let asked = question(&drops_of(10_000)).expect("short enough");
+        assert!(asked.len() > 400_000, "{}", asked.len());
+        let Ok(Request::Drops { filter, .. }) = request(&asked[..]).await.expect("read") else { panic!("another") };
+        assert_eq!(filter.ends[0].len(), 10_000);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_too_long_says_so_on_both_ends() {
+        let error = question(&drops_of(100_000)).expect_err("too long").to_string();
+        let endless = vec![b'x'; 2 << 20];
+        let answered = request(&endless[..]).await.expect("read").expect_err("too long");
+        assert_eq!((error.as_str(), answered.as_str()), (TOO_LONG, TOO_LONG));
+        assert!(answered.contains("1024 KiB"), "{answered}");
+        let other = request(&b"{}\n"[..]).await.expect("read").expect_err("no request");
+        assert!(other.starts_with("the agent does not understand the request: "), "{other}");
+    }
 }
