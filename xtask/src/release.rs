@@ -1,8 +1,8 @@
 //! `cargo xtask release`: everything that a release has, below `target/release-artifacts`.
 //!
-//! Only what is committed is released: the tree must be clean, and the changelog must have a section of Cargo.toml's version. That
-//! version is the tag of the images, and here alone it gets into the manifests. Times are the commit's, so a second run has the
-//! same checksums. Nothing is uploaded.
+//! Only what is committed is released: the tree must be clean before and after, the lock files must fit their manifests, so that no
+//! build chooses other versions, and the changelog must have a section of Cargo.toml's version. That version is the tag of the images,
+//! and here alone it gets into the manifests. Times are the commit's, so a second run has the same checksums. Nothing is uploaded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<()> {
     let progress = Progress::start();
     let paths = Paths::find()?;
     let revision = Revision::of_head(&paths.root)?;
+    check_locks(&paths.root)?;
     let changelog = paths.root.join("CHANGELOG.md");
     let changelog = fs::read_to_string(&changelog).with_context(|| format!("read {}", changelog.display()))?;
     let notes = notes(&changelog, VERSION)?;
@@ -73,12 +74,29 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<()> {
         // The name that the manifests ask for.
         image.pack_into(&out.join(name), &format!("{}:{VERSION}", args.image))?;
     }
+    if Revision::of_head(&paths.root)? != revision {
+        bail!("another commit was checked out while the release was made: run it again");
+    }
     checksums(&out)?;
     progress.step(&format!("ready: {}", out.display()));
     Ok(())
 }
 
+/// The workspaces, each with a lock file.
+const MANIFESTS: [&str; 2] = ["Cargo.toml", "egress-ebpf/Cargo.toml"];
+
+/// Fails where a build would change a lock file.
+fn check_locks(root: &Path) -> Result<()> {
+    for manifest in MANIFESTS {
+        let mut command = cargo();
+        command.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]).arg(root.join(manifest));
+        output(&mut command).with_context(|| format!("the lock file of {manifest} is not up to date: commit it"))?;
+    }
+    Ok(())
+}
+
 /// The commit that is released.
+#[derive(PartialEq, Eq)]
 struct Revision {
     hash: String,
     /// In seconds since 1970.
@@ -174,7 +192,7 @@ fn sbom_tool(paths: &Paths, no_install: bool, progress: &Progress) -> Result<Pat
 
 /// One file for each of [`SBOM_OF`], for all architectures, in CycloneDX's format.
 fn sboms(tool: &Path, work: &Path, revision: &Revision, out: &Path) -> Result<()> {
-    for manifest in ["Cargo.toml", "egress-ebpf/Cargo.toml"] {
+    for manifest in MANIFESTS {
         let mut command = Command::new(tool);
         // Without what only builds: it is not in the image.
         command.args(["cyclonedx", "--format", "json", "--spec-version", "1.5", "--target", "all", "--no-build-deps"]);
@@ -214,6 +232,64 @@ mod tests {
             assert!(notes(changelog, absent).is_err(), "{absent}");
         }
         assert!(notes("## [0.1.0]\n\n## [0.0.1]\n- x\n", "0.1.0").is_err(), "an empty section");
+    }
+
+    /// A folder below the target folder, which goes with the value.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("egress-release-{name}-{}", std::process::id()));
+            fs::create_dir_all(folder.join("egress-ebpf/src")).expect("a folder");
+            Self(folder)
+        }
+
+        fn write(&self, file: &str, text: &str) {
+            fs::write(self.0.join(file), text).expect("a file");
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _gone = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_tree_with_changes_is_not_released() {
+        let tree = Tree::new("changes");
+        let git = |arguments: &[&str]| {
+            let own = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"];
+            output(Command::new("git").args(own).args(arguments).current_dir(&tree.0)).expect("git")
+        };
+        git(&["init", "--quiet"]);
+        tree.write("a", "1");
+        let refused = || Revision::of_head(&tree.0).map(|_| ()).expect_err("a change").to_string();
+        assert!(refused().contains("(?? a)"), "{}", refused());
+        git(&["add", "a"]);
+        git(&["commit", "--quiet", "--message", "a"]);
+        let released = Revision::of_head(&tree.0).expect("a clean tree");
+        tree.write("a", "2");
+        assert!(refused().contains("(M a)"), "{}", refused());
+        git(&["commit", "--quiet", "--all", "--message", "b"]);
+        assert!(Revision::of_head(&tree.0).expect("a clean tree") != released);
+    }
+
+    #[test]
+    fn a_lock_file_that_does_not_fit_is_not_released() {
+        let tree = Tree::new("locks");
+        let manifest = "[package]\nname = \"a\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n";
+        let lock = "version = 4\n\n[[package]]\nname = \"a\"\nversion = \"0.1.0\"\n";
+        fs::create_dir_all(tree.0.join("src")).expect("a folder");
+        for folder in ["", "egress-ebpf/"] {
+            tree.write(&format!("{folder}src/lib.rs"), "");
+            tree.write(&format!("{folder}Cargo.toml"), manifest);
+            tree.write(&format!("{folder}Cargo.lock"), lock);
+        }
+        check_locks(&tree.0).expect("they fit");
+        tree.write("egress-ebpf/Cargo.toml", &manifest.replace("0.1.0", "0.2.0"));
+        let error = format!("{:#}", check_locks(&tree.0).expect_err("another version"));
+        assert!(error.starts_with("the lock file of egress-ebpf/Cargo.toml is not up to date"), "{error}");
     }
 
     /// The name and the tag of every overlay are replaced, and nothing else of it.

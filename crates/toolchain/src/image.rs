@@ -182,8 +182,8 @@ pub(crate) fn static_binaries(
     let cargo = cargo_for(paths, arch, !no_install, progress)?;
     progress.step(&format!("building egress-agent and egress-router for {target}; the first time takes some minutes"));
     let (folder, arguments): (&str, &[&str]) = match profile {
-        Profile::Dev => ("debug", &["--target", target]),
-        Profile::Release => ("release", &["--target", target, "--release"]),
+        Profile::Dev => ("debug", &["--locked", "--target", target]),
+        Profile::Release => ("release", &["--locked", "--target", target, "--release"]),
     };
     let built = binaries::build(cargo, &paths.root, arguments, &paths.target.join(target).join(folder), progress)?;
     for binary in &built {
