@@ -273,6 +273,8 @@ fn matched(line: &[OsString]) -> Result<(Command, ArgMatches), CliError> {
 
 #[cfg(test)]
 mod tests {
+    use egress_datapath::attach::pod_interfaces::UnservedCni;
+
     use super::*;
 
     #[test]
@@ -328,6 +330,14 @@ mod tests {
         assert_eq!([code(AskError::NoAgent("/run/a".into())), code(AskError::Silent)], [3, 3]);
         let refused = AskError::Refused { path: "/run/a".into(), source: std::io::ErrorKind::PermissionDenied.into() };
         assert_eq!([code(refused), code(AskError::Answered("busy".into())), CliError::NotClean(1).code()], [1, 1, 1]);
+    }
+
+    /// The kubelet starts the container again, and each start looks at the node's interfaces again.
+    #[test]
+    fn a_cni_that_is_not_served_ends_the_process_with_an_error() {
+        let refusal = StartError::PodsPassBy { name: "cilium_host".to_owned(), cni: UnservedCni::Cilium };
+        assert_eq!(refusal.event_reason(), Some("CNINotServed"));
+        assert_eq!(CliError::from(refusal).code(), 1);
     }
 
     #[test]
