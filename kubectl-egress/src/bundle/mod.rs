@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use egress_kube::leader_election::lease::LEASE_NAME;
 use futures::stream::{self, StreamExt};
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
@@ -51,11 +52,23 @@ const OF_NAMESPACE: [(&str, &str, &str); 5] = [
 /// suffix.
 const OURS: (&str, &str) = ("app.kubernetes.io/name", "egress-agent");
 const OUR_CONFIGMAPS: [&str; 3] = ["egress-agent-config", "egress-agent-settings", "egress-agent-hand-overs"];
+/// What reports our events.
+const REPORTER: &str = "egress-agent";
 /// Events about kinds of cluster scope are in the namespace `default`.
 const EVENTS: &str = "/api/v1/events";
-/// Kinds whose events are kept, and the prefix of names of kinds that are too.
-const EVENT_KINDS: [&str; 2] = ["Node", "ExternalIPPool"];
-const EVENT_PREFIXES: [&str; 2] = ["Egress", "CiliumEgress"];
+/// Kinds whose events are kept, of every reporter.
+const EVENT_KINDS: [&str; 10] = [
+    "Node",
+    "EgressIP",
+    "EgressService",
+    "EgressAssignment",
+    "EgressNode",
+    "EgressGatewayPolicyStatus",
+    "Egress",
+    "ExternalIPPool",
+    "CiliumEgressGatewayPolicy",
+    "EgressRouter",
+];
 /// Most objects of one kind.
 const OBJECTS: usize = 10_000;
 /// What is asked of each agent, with the file.
@@ -120,11 +133,11 @@ async fn collect<W: Write>(
     });
     let nodes = objects(&mut archive, cluster).await?;
     let namespaces: BTreeSet<&str> = agents.iter().map(|agent| agent.namespace.as_str()).collect();
-    let mut pods = Vec::new();
+    let mut ours = OurObjects::default();
     for namespace in &namespaces {
-        pods.extend(of_namespace(&mut archive, cluster, namespace).await?);
+        of_namespace(&mut archive, cluster, namespace, &mut ours).await?;
     }
-    events(&mut archive, cluster, &namespaces).await?;
+    events(&mut archive, cluster, &ours).await?;
 
     let (asked, unreachable) = askable(&agents, nodes);
     for (node, why) in unreachable {
@@ -135,7 +148,7 @@ async fn collect<W: Write>(
     let expected = asked.iter().flat_map(|agent| QUESTIONS.map(|(file, _)| format!("nodes/{}/{file}", agent.node)));
     add_all(&mut archive, answers, expected.collect(), until).await?;
 
-    let logs = containers(&pods);
+    let logs = containers(&ours.pods);
     let expected = logs.iter().map(ContainerLog::name).collect();
     add_all(&mut archive, logs.iter().map(|log| log.read(cluster)), expected, until).await?;
     archive.finish()
@@ -190,51 +203,67 @@ async fn objects<W: Write>(archive: &mut BundleArchive<W>, cluster: &ClusterApi)
     Ok(nodes)
 }
 
-/// Adds our objects in the agents' namespace; returns the pods.
+/// Our objects in the agents' namespaces.
+#[derive(Default)]
+struct OurObjects {
+    pods: Vec<Value>,
+    /// With their namespaces, of all kinds.
+    names: BTreeSet<(String, String)>,
+}
+
+impl OurObjects {
+    /// Also an object that is gone, or that is made of one of ours, as a ReplicaSet of a Deployment and its pods: its name begins with
+    /// that of ours.
+    fn has(&self, namespace: &str, name: &str) -> bool {
+        let is_of = |ours: &str| name.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
+        self.names.iter().any(|(there, ours)| there == namespace && is_of(ours))
+    }
+}
+
+/// Adds our objects in the agents' namespace.
 async fn of_namespace<W: Write>(
     archive: &mut BundleArchive<W>,
     cluster: &ClusterApi,
     namespace: &str,
-) -> io::Result<Vec<Value>> {
-    let mut pods = Vec::new();
+    ours: &mut OurObjects,
+) -> io::Result<()> {
     for (kind, api, plural) in OF_NAMESPACE {
         let name = format!("{namespace}/{kind}");
         let path = format!("{api}/namespaces/{namespace}/{plural}");
         let Some(mut items) = list(archive, cluster, &name, &path).await? else { continue };
         items.retain(|item| is_ours(kind, &item["metadata"]));
+        let named = items.iter().filter_map(|item| item["metadata"]["name"].as_str());
+        ours.names.extend(named.map(|name| (namespace.to_owned(), name.to_owned())));
         if kind == "pods" {
-            pods.clone_from(&items);
+            ours.pods.extend(items.iter().cloned());
         }
         add_objects(archive, &format!("objects/{name}.json"), items)?;
     }
-    Ok(pods)
+    Ok(())
 }
 
-/// Others may share the namespace. Leases hold names and times only.
+/// Others may share the namespace.
 fn is_ours(kind: &str, metadata: &Value) -> bool {
     let name = metadata["name"].as_str().unwrap_or_default();
-    kind == "leases"
-        || metadata["labels"][OURS.0] == OURS.1
+    metadata["labels"][OURS.0] == OURS.1
+        || kind == "leases" && name == LEASE_NAME
         || kind == "configmaps" && OUR_CONFIGMAPS.iter().any(|ours| name.starts_with(ours))
 }
 
-async fn events<W: Write>(
-    archive: &mut BundleArchive<W>,
-    cluster: &ClusterApi,
-    namespaces: &BTreeSet<&str>,
-) -> io::Result<()> {
+async fn events<W: Write>(archive: &mut BundleArchive<W>, cluster: &ClusterApi, ours: &OurObjects) -> io::Result<()> {
     let Some(mut items) = list(archive, cluster, "events", EVENTS).await? else { return Ok(()) };
-    items.retain(|event| is_wanted(event, namespaces));
+    items.retain(|event| is_wanted(event, ours));
     add_objects(archive, "objects/events.json", items)
 }
 
-/// Events about our objects, nodes, and everything in the agents' namespaces.
-fn is_wanted(event: &Value, namespaces: &BTreeSet<&str>) -> bool {
-    let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
-    let kind = event["involvedObject"]["kind"].as_str().unwrap_or_default();
-    namespaces.contains(namespace)
-        || EVENT_KINDS.contains(&kind)
-        || EVENT_PREFIXES.iter().any(|prefix| kind.starts_with(prefix))
+/// Events of ours, such as those of pods that get no egress IP; about egress policies and nodes; and about our objects in the agents'
+/// namespaces, which others may share.
+fn is_wanted(event: &Value, ours: &OurObjects) -> bool {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let about = &event["involvedObject"];
+    event["reportingComponent"] == REPORTER
+        || EVENT_KINDS.contains(&text(&about["kind"]).as_str())
+        || ours.has(&text(&event["metadata"]["namespace"]), &text(&about["name"]))
 }
 
 /// `None` if the server does not serve the kind, or refuses it, which the summary then says.
@@ -335,7 +364,8 @@ fn containers(pods: &[Value]) -> Vec<ContainerLog> {
     for pod in pods {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (namespace, name) = (text(&pod["metadata"]["namespace"]), text(&pod["metadata"]["name"]));
-        for status in pod["status"]["containerStatuses"].as_array().into_iter().flatten() {
+        let statuses = ["initContainerStatuses", "containerStatuses"].map(|list| pod["status"][list].as_array());
+        for status in statuses.into_iter().flatten().flatten() {
             let log = |previous| ContainerLog {
                 namespace: namespace.clone(),
                 pod: name.clone(),
@@ -367,6 +397,9 @@ mod tests {
         first["status"]["containerStatuses"] = json!([{
             "name": "agent", "image": "", "imageID": "", "ready": true, "restartCount": 1, "state": {"running": {}},
         }]);
+        first["status"]["initContainerStatuses"] = json!([{
+            "name": "mount-bpffs", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": {"terminated": {"exitCode": 0}},
+        }]);
         let mut crashing = agent("n2");
         crashing["status"]["phase"] = json!("Failed");
         let mut other = agent("n1");
@@ -380,14 +413,34 @@ mod tests {
             })
         };
         let nodes = ["n1", "n2", "n3"].map(|name| json!({"metadata": {"name": name}}));
-        let event = |namespace, kind| json!({"metadata": {"namespace": namespace}, "involvedObject": {"kind": kind}});
+        let event = |namespace, kind, name, reporter| {
+            let object = json!({"kind": kind, "name": name});
+            json!({"metadata": {"namespace": namespace}, "involvedObject": object, "reportingComponent": reporter})
+        };
+        let lease = |name| json!({"metadata": {"namespace": "egress-agent", "name": name}});
         vec![
             ("pods", json!([first, crashing, other])),
             ("nodes", json!(nodes)),
             ("egressips", json!([egress_ip("first", "172.18.0.100", "n1")])),
             ("secrets", json!([{"metadata": {"name": "s"}, "data": {"x": "hunter2"}}])),
             ("configmaps", json!([configmap("egress-agent-config-5t9g"), configmap("of-others")])),
-            ("events", json!([event("default", "EgressIP"), event("red", "Pod"), event("egress-agent", "Pod")])),
+            (
+                "events",
+                json!([
+                    event("default", "EgressIP", "first", "ovnk-controlplane"),
+                    event("default", "Node", "n1", "node-controller"),
+                    event("red", "Pod", "refused", "egress-agent"),
+                    event("egress-agent", "Pod", "agent-n1", "kubelet"),
+                    event("egress-agent", "ReplicaSet", "agent-n1-7d9f", "replicaset-controller"),
+                    // Of others.
+                    event("red", "Pod", "secret-project", "kubelet"),
+                    event("red", "EgressFirewall", "secret-project", "ovnk-controlplane"),
+                    event("red", "Pod", "agent-n1", "kubelet"),
+                    event("egress-agent", "Pod", "other", "kubelet"),
+                    event("egress-agent", "Pod", "agent-n10", "kubelet"),
+                ]),
+            ),
+            ("leases", json!([lease("egress-agent-leader"), lease("of-others")])),
             ("log", json!("started\npassword=hunter2\n")),
         ]
     }
@@ -443,6 +496,7 @@ mod tests {
             "nodes/n1/status.json",
             "nodes/n1/drops.json",
             "logs/egress-agent/agent-n1.agent.log",
+            "logs/egress-agent/agent-n1.mount-bpffs.log",
             "logs/egress-agent/agent-n1.agent.previous.log",
             "summary.json",
         ] {
@@ -455,7 +509,8 @@ mod tests {
         assert!(summary.missing["nodes/n2"].contains("its pod is Failed"), "{:?}", summary.missing);
         assert!(summary.missing["nodes/n3"].contains("no agent is on node n3"), "{:?}", summary.missing);
         let events: Vec<Value> = serde_json::from_str(&files["objects/events.json"]).expect("JSON");
-        assert_eq!(events.len(), 2, "not that of a pod elsewhere");
+        let about = events.iter().filter_map(|event| event["involvedObject"]["name"].as_str());
+        assert_eq!(about.collect::<Vec<_>>(), ["first", "n1", "refused", "agent-n1", "agent-n1-7d9f"]);
     }
 
     /// Others may share the agents' namespace.
@@ -471,6 +526,7 @@ mod tests {
         };
         assert_eq!(names("pods"), ["agent-n1", "agent-n2"]);
         assert_eq!(names("configmaps"), ["egress-agent-config-5t9g"]);
+        assert_eq!(names("leases"), ["egress-agent-leader"]);
     }
 
     /// The names of ConfigMaps are those of the manifests.
