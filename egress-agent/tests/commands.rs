@@ -1,10 +1,10 @@
 //! The program in a given environment: exit codes, messages, and its use of proxies.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
@@ -86,8 +86,24 @@ fn a_follower_of_drops_ends_with_its_input() {
     });
     let mut command = agent();
     command.args(["drops", "--follow", "--end-with-stdin", "--socket"]).arg(&socket).stdin(Stdio::piped());
-    let mut child = command.spawn().expect("it starts");
+    let child = command.spawn().expect("it starts");
     let _connection = asks.recv_timeout(Duration::from_secs(30)).expect("both requests");
+    ends_with_its_input(child);
+}
+
+#[test]
+fn a_status_that_is_watched_ends_with_its_input() {
+    let mut command = agent();
+    command.args(["status", "--watch=3600", "--end-with-stdin", "--socket", "/nowhere", "--bpffs", "/nowhere"]);
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    // Without an agent it says so, and waits for the next time.
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().expect("a pipe")).read_line(&mut line).expect("text");
+    assert!(line.starts_with("error: no agent runs here"), "{line}");
+    ends_with_its_input(child);
+}
+
+fn ends_with_its_input(mut child: Child) {
     assert_eq!(child.try_wait().expect("it can be asked"), None, "its input is open");
     drop(child.stdin.take());
     let ended = (0..3_000).find_map(|_| {

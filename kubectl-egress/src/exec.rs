@@ -64,16 +64,24 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|one| if one.is_control() { ' ' } else { one }).collect()
 }
 
+/// The standard input of a command in a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InputStream {
+    Empty,
+    /// Until the end of this process, or of the command. A command in a pod does not notice otherwise that its connection is gone;
+    /// with `--end-with-stdin` the agent's commands end then.
+    Open,
+}
+
 /// The one thing that needs a kubelet.
 pub(crate) trait Exec {
     /// Runs `egress-agent` with these arguments and collects its output.
     async fn collected(&self, agent: &AgentPod, arguments: &[String]) -> Result<Finished, ExecError>;
 
-    /// The same with the streams of this process; returns the exit code.
-    async fn streamed(&self, agent: &AgentPod, arguments: &[String]) -> Result<u8, ExecError>;
+    /// The same with the streams of this process for output; returns the exit code.
+    async fn streamed(&self, agent: &AgentPod, arguments: &[String], input: InputStream) -> Result<u8, ExecError>;
 
-    /// The same, but for each line of its standard output, which `take` gets. Its standard input is open until this ends: a
-    /// command in a pod does not notice otherwise that its connection is gone.
+    /// The same with an open input, but for each line of its standard output, which `take` gets.
     async fn lines(
         &self,
         agent: &AgentPod,
@@ -98,28 +106,34 @@ impl KubectlExec {
         Self { connection }
     }
 
-    fn arguments(&self, agent: &AgentPod, how: &[&str], arguments: &[String]) -> Vec<OsString> {
+    fn arguments(&self, agent: &AgentPod, input: InputStream, arguments: &[String]) -> Vec<OsString> {
         let AgentPod { namespace, name, .. } = agent;
         let fixed = ["--namespace", namespace, name, "--container", CONTAINER, "--", "egress-agent"];
+        let how: &[&str] = if input == InputStream::Open { &["--stdin"] } else { &[] };
         let fixed = ["exec"].iter().chain(how).chain(&fixed).map(OsString::from);
         self.connection.iter().cloned().chain(fixed).chain(arguments.iter().map(OsString::from)).collect()
     }
 
-    fn command(&self, agent: &AgentPod, arguments: &[String]) -> Command {
+    fn command(&self, agent: &AgentPod, arguments: &[String], input: InputStream) -> Command {
         let mut command = Command::new("kubectl");
-        command.args(self.arguments(agent, &[], arguments)).stdin(Stdio::null()).kill_on_drop(true);
+        command.stdin(if input == InputStream::Open { Stdio::piped() } else { Stdio::null() });
+        command.args(self.arguments(agent, input, arguments)).kill_on_drop(true);
         command
     }
 }
 
 impl Exec for KubectlExec {
     async fn collected(&self, agent: &AgentPod, arguments: &[String]) -> Result<Finished, ExecError> {
-        let finished = timeout(TIMEOUT, finished(self.command(agent, arguments), &agent.node, LARGEST)).await;
+        let finished =
+            timeout(TIMEOUT, finished(self.command(agent, arguments, InputStream::Empty), &agent.node, LARGEST)).await;
         finished.map_err(|_| ExecError::Unanswered { node: agent.node.clone() })?
     }
 
-    async fn streamed(&self, agent: &AgentPod, arguments: &[String]) -> Result<u8, ExecError> {
-        self.command(agent, arguments).status().await.map(code).map_err(ExecError::NoKubectl)
+    async fn streamed(&self, agent: &AgentPod, arguments: &[String], input: InputStream) -> Result<u8, ExecError> {
+        let mut child = self.command(agent, arguments, input).spawn().map_err(ExecError::NoKubectl)?;
+        // It closes with this value; `wait` would close it before.
+        let _input = child.stdin.take();
+        child.wait().await.map(code).map_err(ExecError::Unreadable)
     }
 
     async fn lines(
@@ -128,9 +142,7 @@ impl Exec for KubectlExec {
         arguments: &[String],
         take: impl AsyncFnMut(String) -> Result<(), PluginError>,
     ) -> Result<u8, PluginError> {
-        let mut command = Command::new("kubectl");
-        command.args(self.arguments(agent, &["--stdin"], arguments)).kill_on_drop(true);
-        each_line(command, &agent.node, take).await
+        each_line(self.command(agent, arguments, InputStream::Open), &agent.node, take).await
     }
 }
 
@@ -190,7 +202,7 @@ fn code(status: ExitStatus) -> u8 {
 pub(crate) mod testing {
     use std::cell::RefCell;
 
-    use super::{AgentPod, Exec, ExecError, Finished, PluginError};
+    use super::{AgentPod, Exec, ExecError, Finished, InputStream, PluginError};
 
     type Reply = dyn Fn(&str, &str) -> Finished;
 
@@ -217,7 +229,7 @@ pub(crate) mod testing {
             Ok(self.reply(agent, arguments))
         }
 
-        async fn streamed(&self, agent: &AgentPod, arguments: &[String]) -> Result<u8, ExecError> {
+        async fn streamed(&self, agent: &AgentPod, arguments: &[String], _: InputStream) -> Result<u8, ExecError> {
             Ok(self.reply(agent, arguments).code)
         }
 
@@ -251,7 +263,8 @@ mod tests {
             context: Some("prod".into()),
             ..ConnectionArgs::default()
         };
-        let line = KubectlExec::new(&args).arguments(&agent(), &["--stdin"], &["status".to_owned(), "-o".to_owned()]);
+        let line =
+            KubectlExec::new(&args).arguments(&agent(), InputStream::Open, &["status".to_owned(), "-o".to_owned()]);
         let expected = [
             "--kubeconfig",
             "/tmp/a file",

@@ -9,7 +9,7 @@ use crate::agents::on_node;
 use crate::arguments::{AgentCommandArgs, NatCommandArgs};
 use crate::cluster::ClusterApi;
 use crate::error::PluginError;
-use crate::exec::{Exec, printable};
+use crate::exec::{Exec, InputStream, printable};
 
 pub(crate) async fn status(
     args: &AgentCommandArgs,
@@ -18,8 +18,14 @@ pub(crate) async fn status(
 ) -> Result<ExitCode, PluginError> {
     let node = cluster.node_of(&args.place).await?;
     let agents = cluster.agents().await?;
-    let line = [&["status".to_owned()], args.further.as_slice()].concat();
-    Ok(exec.streamed(on_node(&agents, &node)?, &line).await?.into())
+    let mut line = [&["status".to_owned()], args.further.as_slice()].concat();
+    let is_watched = args.further.iter().any(|argument| argument.starts_with("-w") || argument.starts_with("--watch"));
+    let mut input = InputStream::Empty;
+    if is_watched {
+        line.push("--end-with-stdin".to_owned());
+        input = InputStream::Open;
+    }
+    Ok(exec.streamed(on_node(&agents, &node)?, &line, input).await?.into())
 }
 
 /// The mappings of a pod are on the gateway nodes, so each of them is asked. The first code that is not 0 is returned.
@@ -34,7 +40,7 @@ pub(crate) async fn nat(
         line.extend(args.further.iter().cloned());
         // The command line has one of the two.
         let node = args.node.as_deref().unwrap_or_default();
-        return Ok(exec.streamed(on_node(&agents, node)?, &line).await?.into());
+        return Ok(exec.streamed(on_node(&agents, node)?, &line, InputStream::Empty).await?.into());
     };
     let pod = cluster.pod(pod).await?;
     if pod.uses_host_network {
@@ -61,7 +67,8 @@ pub(crate) async fn nat(
         };
         for address in &pod.addresses {
             let asked = ["--pod-ip".to_owned(), address.to_string()];
-            let code = exec.streamed(agent, &[&line, asked.as_slice(), &args.further].concat()).await?;
+            let code =
+                exec.streamed(agent, &[&line, asked.as_slice(), &args.further].concat(), InputStream::Empty).await?;
             first = if first == 0 { code } else { first };
         }
     }
@@ -107,6 +114,8 @@ mod tests {
         for (line, asked) in [
             ("status --node n2 -- -o json", "n2: status -o json"),
             ("status --pod red/one", "n1: status"),
+            ("status --pod red/one -- --watch=5", "n1: status --watch=5 --end-with-stdin"),
+            ("status --node n2 -- -w", "n2: status -w --end-with-stdin"),
             ("nat count --node n2", "n2: nat count"),
         ] {
             let exec = PlayedExec::new(|_, _| Finished { code: 3, ..Finished::default() });

@@ -1,7 +1,7 @@
 //! `egress-agent drops`: dropped packets as the agent samples them, with the names of pods and objects.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use jiff::Timestamp;
 use nix::net::if_::if_indextoname;
-use tokio::sync::oneshot;
 
 use crate::cmd::CliError;
-use crate::cmd::page::{DEFAULT_SOCKET, Output};
+use crate::cmd::page::{DEFAULT_SOCKET, Output, end_of_input};
 use crate::cmd::values::PodName;
 use crate::debug::socket::{AskError, drops, names};
 use egress_core::display_names::Names;
@@ -183,34 +182,16 @@ impl Show<'_> {
     }
 }
 
-/// When this input ends. A thread reads it, since a file cannot be polled; the end of the process ends it.
-fn end_of(mut input: impl Read + Send + 'static) -> oneshot::Receiver<()> {
-    let (ended, end) = oneshot::channel();
-    std::thread::spawn(move || {
-        // An error is the end too.
-        let _read = io::copy(&mut input, &mut io::sink());
-        // Fails if the command has ended.
-        let _waits = ended.send(());
-    });
-    end
-}
-
 pub(super) fn run(args: &DropsArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let names = names(&args.socket).await?;
         let filter = args.filter(&names)?;
         let mut show = Show { args, filter: filter.clone(), names, named: Instant::now() };
-        let input = async {
-            match args.end_with_stdin {
-                true => end_of(io::stdin()).await,
-                false => std::future::pending().await,
-            }
-        };
         let ended = tokio::select! {
             ended = drops(&args.socket, (args.follow, filter), async |line| show.line(line).await) => ended,
             interrupted = tokio::signal::ctrl_c() => return interrupted.map_err(CliError::from),
-            _ended = input => return Ok(()),
+            () = end_of_input(args.end_with_stdin) => return Ok(()),
         };
         match ended {
             Ok(()) if args.follow => eprintln!("the agent has ended"),

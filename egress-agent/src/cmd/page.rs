@@ -1,9 +1,11 @@
 //! Flags of the commands that show this node's state.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use egress_terminal::page::{Severity, complain};
+use tokio::sync::oneshot;
 
 use crate::debug::socket::names;
 use egress_core::display_names::Names;
@@ -18,6 +20,23 @@ pub(super) async fn names_or_warning(socket: &Path) -> Names {
         complain(Severity::Warning, &format!("warning: {error}; names of pods, objects and nodes are missing"));
         Names::default()
     })
+}
+
+/// Ends with standard input, or never. `kubectl exec --stdin` closes it when its connection is gone, and ends the command in no other
+/// way. A thread reads it, since a file cannot be polled; the end of the process ends the thread.
+pub(super) async fn end_of_input(is_awaited: bool) {
+    if !is_awaited {
+        return std::future::pending().await;
+    }
+    let (ended, end) = oneshot::channel();
+    std::thread::spawn(move || {
+        // An error is the end too.
+        let _read = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        // Fails if the command has ended.
+        let _waits = ended.send(());
+    });
+    // The thread sends before it ends.
+    let _ended = end.await;
 }
 
 /// The sources of the answer, and its format.

@@ -389,7 +389,7 @@ mod tests {
     use crate::bundle::archive::tests::files;
     use crate::cluster::testing::{agent, cluster, egress_ip};
     use crate::exec::testing::PlayedExec;
-    use crate::exec::{ExecError, Finished};
+    use crate::exec::{ExecError, Finished, InputStream};
 
     fn lists() -> Vec<(&'static str, Value)> {
         let mut first = agent("n1");
@@ -453,7 +453,7 @@ mod tests {
             std::future::pending().await
         }
 
-        async fn streamed(&self, _: &AgentPod, _: &[String]) -> Result<u8, ExecError> {
+        async fn streamed(&self, _: &AgentPod, _: &[String], _: InputStream) -> Result<u8, ExecError> {
             std::future::pending().await
         }
 

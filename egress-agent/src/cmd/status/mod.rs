@@ -30,6 +30,10 @@ pub(super) struct StatusArgs {
         value_parser = clap::value_parser!(u64).range(1..=3600)
     )]
     watch: Option<u64>,
+    /// With --watch: end when standard input ends. `kubectl exec --stdin` closes it when its connection is gone, and ends nothing
+    /// else
+    #[arg(long, env = "EGRESS_AGENT_STATUS_END_WITH_STDIN", requires = "watch")]
+    end_with_stdin: bool,
     #[command(flatten)]
     page: PageArgs,
 }

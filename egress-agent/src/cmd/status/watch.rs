@@ -2,6 +2,7 @@
 //! too, where it arrives as SIGINT.
 
 use std::io::{self, Write};
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -11,15 +12,17 @@ use jiff::Timestamp;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::cmd::CliError;
-use crate::cmd::page::Output;
+use crate::cmd::page::{Output, end_of_input};
 use crate::cmd::status::{Answered, NothingHere, StatusArgs, answered, table};
 
 pub(super) async fn run(args: &StatusArgs, seconds: u64) -> Result<ExitCode, CliError> {
     let mut tick = interval(Duration::from_secs(seconds));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let screen = (args.page.output == Output::Table).then(Screen::of_stdout).flatten();
+    let mut end = pin!(end_of_input(args.end_with_stdin));
     let outcome = loop {
         tokio::select! {
+            () = &mut end => break Ok(()),
             interrupted = tokio::signal::ctrl_c() => break interrupted,
             _ = tick.tick() => {}
         }
