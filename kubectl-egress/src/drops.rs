@@ -23,8 +23,10 @@ use crate::cluster::{ClusterApi, PlacedPod};
 use crate::error::PluginError;
 use crate::exec::{Exec, printable};
 
-/// An address without a pod is looked up again, but not more often than this.
+/// An address without a pod is looked up again, and the API server asked again after a failure, but not more often than this.
 const LIST_INTERVAL: Duration = Duration::from_secs(5);
+/// How long nodes, objects and labels of namespaces count.
+const CLUSTER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// In place of samples that the agent has left out.
 #[derive(Deserialize)]
@@ -96,32 +98,38 @@ async fn shown(line: &str, format: Format, names: &mut PodNames<'_>) -> Result<S
 /// The pods of other nodes, as the API server has them.
 struct PodNames<'a> {
     cluster: &'a ClusterApi,
-    nodes: Option<Nodes>,
+    /// When nodes and policies were read.
+    read: Option<Instant>,
+    nodes: Nodes,
     policies: Policies,
     by_node: BTreeMap<String, (Instant, Vec<PlacedPod>)>,
     namespaces: BTreeMap<String, Labels>,
-    has_complained: bool,
+    failed: Option<Instant>,
 }
 
 impl<'a> PodNames<'a> {
     fn of(cluster: &'a ClusterApi) -> Self {
         Self {
             cluster,
-            nodes: None,
+            read: None,
+            nodes: Nodes::new(),
             policies: Policies::new(),
             by_node: BTreeMap::new(),
             namespaces: BTreeMap::new(),
-            has_complained: false,
+            failed: None,
         }
     }
 
     /// Adds the pods that the agent has not named, and the object that selects such a pod. Without an answer of the API server the
-    /// addresses stand alone, which is said once.
+    /// addresses stand alone, which is said once, and the next lines do not wait for it.
     async fn complete(&mut self, packet: &mut DroppedPacket) {
+        if self.failed.is_some_and(|at| at.elapsed() < LIST_INTERVAL) {
+            return;
+        }
         if let Err(error) = self.try_complete(packet).await
-            && !std::mem::replace(&mut self.has_complained, true)
+            && self.failed.replace(Instant::now()).is_none()
         {
-            eprintln!("error: {}; pods of other nodes may have no names", printable(&error.to_string()));
+            eprintln!("warning: {}; pods of other nodes may have no names", printable(&error.to_string()));
         }
     }
 
@@ -151,16 +159,15 @@ impl<'a> PodNames<'a> {
     }
 
     async fn pod_at(&mut self, address: IpAddr) -> Result<Option<PlacedPod>, PluginError> {
-        if self.nodes.is_none() {
+        if self.read.is_none_or(|at| at.elapsed() >= CLUSTER_INTERVAL) {
             self.policies = self.cluster.policies().await?;
-            self.nodes = Some(self.cluster.nodes().await?);
+            self.nodes = self.cluster.nodes().await?;
+            self.namespaces.clear();
+            self.read = Some(Instant::now());
         }
         let has = |pod: &&PlacedPod| pod.addresses.contains(&address);
-        let nodes = self.nodes.iter().flatten();
-        let Some(node) = nodes.into_iter().find(|(_, node)| node.pod_subnets.iter().any(|net| net.contains(&address)))
-        else {
-            return Ok(None);
-        };
+        let node = self.nodes.iter().find(|(_, node)| node.pod_subnets.iter().any(|net| net.contains(&address)));
+        let Some(node) = node else { return Ok(None) };
         let known = self.by_node.get(node.0);
         if let Some((at, pods)) = known {
             let found = pods.iter().find(has);
@@ -183,7 +190,7 @@ impl<'a> PodNames<'a> {
         }
         let none = Labels::new();
         let namespace = self.namespaces.get(&pod.namespace).unwrap_or(&none);
-        let node = self.nodes.as_ref().and_then(|nodes| nodes.get(&pod.node)).map_or(&none, |node| &*node.labels);
+        let node = self.nodes.get(&pod.node).map_or(&none, |node| &*node.labels);
         let mut objects = selecting(&self.policies, (namespace, &pod.labels, node), world);
         Ok(objects.pop_first().filter(|_| objects.is_empty()))
     }
@@ -219,6 +226,9 @@ fn applies(destinations: &Destinations, world: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use clap::Parser;
     use serde_json::{Value, json};
 
@@ -294,6 +304,26 @@ mod tests {
         assert!(line(&packet(), Format::Table, &two).await.ends_with("egress0"), "only n2 knows which");
         assert_eq!(line(&json!({"left_out": 7}), Format::Table, &[]).await, "... and 7 more");
         assert_eq!(line(&json!({"left_out": 7}), Format::Json, &[]).await, "{\"left_out\":7}");
+    }
+
+    /// A follower prints up to 50 lines a second.
+    #[tokio::test]
+    async fn after_a_failure_lines_do_not_wait_for_the_api_server() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            async { Err::<http::Response<kube::client::Body>, _>(io::Error::other("unreachable")) }
+        });
+        let cluster = ClusterApi::of(kube::Client::new(service, "default"));
+        let mut names = PodNames::of(&cluster);
+        let mut requests = Vec::new();
+        for _ in 0..3 {
+            let text = shown(&packet().to_string(), Format::Table, &mut names).await.expect("a line");
+            assert!(text.contains(" 10.244.2.10:4000 -> "), "{text}");
+            requests.push(asked.load(Ordering::Relaxed));
+        }
+        assert!(requests[0] > 0 && requests.iter().all(|count| *count == requests[0]), "{requests:?}");
     }
 
     #[tokio::test]
