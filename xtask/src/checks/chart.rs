@@ -123,12 +123,22 @@ pub(super) fn agents() -> Result<String> {
     let text = joined(&["base/daemonset.yaml"])?;
     let mounter = manifest("mount-bpffs/daemonset.yaml")?;
     let mounter = mounter.split_once("      initContainers:\n").context("no initContainers")?.1;
+    let log = manifest("nat-log/daemonset.yaml")?;
+    let log = log.split_once("        volumeMounts:\n").context("no volumeMounts")?.1;
+    let (log_mounts, log_volumes) = log.split_once("      volumes:\n").context("no volumes")?;
+    let if_log = |text: &str| format!("      {{{{- if .Values.natLog.enabled }}}}\n{text}      {{{{- end }}}}\n");
+    let if_plugin = |text: &str| format!("      {{{{- if .Values.cniPlugin.enabled }}}}\n{text}      {{{{- end }}}}\n");
     let (before, after) = text.split_once("      volumes:\n").context("no volumes")?;
-    let with_plugin =
-        format!("      {{{{- if .Values.cniPlugin.enabled }}}}\n{container}      {{{{- end }}}}\n      volumes:\n");
-    let text = format!(
-        "{before}{with_plugin}{after}      {{{{- if .Values.cniPlugin.enabled }}}}\n{volumes}      {{{{- end }}}}\n"
-    );
+    let text = [
+        before,
+        &if_log(log_mounts),
+        &if_plugin(&container),
+        "      volumes:\n",
+        after,
+        &if_plugin(&volumes),
+        &if_log(log_volumes),
+    ]
+    .concat();
     let own = [
         edit(POD_LABELS, POD_LABELS_OF_BOTH),
         edit("      annotations:\n", CHECKSUMS),
@@ -167,7 +177,7 @@ pub(super) fn agents() -> Result<String> {
         edit(CNI_CONF, CNI_CONF_OF_VALUES),
         edit(CNI_BIN, CNI_BIN_OF_VALUES),
     ];
-    let sources = ["base/daemonset.yaml", "overlays/bridge-cni/cni.yaml", "mount-bpffs/daemonset.yaml"];
+    let sources = ["base/daemonset.yaml", "overlays/bridge-cni/cni.yaml", "mount-bpffs/daemonset.yaml", "nat-log/daemonset.yaml"];
     from_text(Some("not .Values.cleanup.enabled"), &sources, &text, own.into_iter().chain(image(3)))
 }
 

@@ -22,13 +22,14 @@ const CLUSTERS: [(&str, &str, &str); 3] = [
 ];
 
 /// Everything that the chart can add, with a component of kustomize for each.
-const ADDED: [(&str, &str); 6] = [
+const ADDED: [(&str, &str); 7] = [
     ("antrea", "antrea.enabled=true"),
     ("cilium", "cilium.enabled=true"),
     ("egress-router/controller", "egressRouter.controller.enabled=true"),
     ("monitoring/operator", "monitoring.enabled=true"),
     ("aggregated-edit", "roles.aggregateEdit=true"),
     ("mount-bpffs", "bpffs.mount=true"),
+    ("nat-log", "natLog.enabled=true"),
 ];
 
 fn helm() -> OsString {

@@ -52,6 +52,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $_ := set $all "EGRESS_AGENT_MGMT_PORT" $port -}}
 {{- with .Values.networks.pods }}{{ $_ := set $all "EGRESS_AGENT_CLUSTER_SUBNETS" (join "," .) }}{{ end -}}
 {{- with .Values.networks.services }}{{ $_ := set $all "EGRESS_AGENT_SERVICE_CIDRS" (join "," .) }}{{ end -}}
+{{- if .Values.natLog.enabled -}}
+{{- $_ := set $all "EGRESS_AGENT_NAT_LOG" "/var/log/egress-agent/nat.log" -}}
+{{- $_ := set $all "EGRESS_AGENT_PORT_BLOCK_SIZE" (toString .Values.natLog.portBlockSize) -}}
+{{- end -}}
 {{- if .Values.antrea.enabled }}{{ $_ := set $all "EGRESS_AGENT_ANTREA" "true" }}{{ end -}}
 {{- if .Values.cilium.enabled }}{{ $_ := set $all "EGRESS_AGENT_CILIUM" "true" }}{{ end -}}
 {{- if .Values.egressRouter.controller.enabled -}}
