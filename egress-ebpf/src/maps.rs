@@ -498,8 +498,8 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn forget_block(&self, block: &PortBlock) {
-        let _gone = BLOCKS.remove(block);
+    fn close_block(&self, block: &PortBlock) {
+        nat::close_block(block);
     }
 
     #[inline(always)]

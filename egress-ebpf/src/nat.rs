@@ -6,7 +6,7 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::bindings::{BPF_EXIST, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::bpf_loop;
 use egress_common::abi::{
     Addr, BlockHolder, ExposedPort, Holder, NatEntry, Origin, PolicySlot, PortBlock, Share, Tuple, Verdict,
@@ -266,6 +266,17 @@ pub fn claim_any_block(request: &BlockRequest<'_>, walk: &PortSearch) -> PortCla
     // SAFETY: as in `claim_any`.
     unsafe { bpf_loop(walk.span, try_block as *mut c_void, (&raw mut blocks).cast(), 0) };
     blocks.found
+}
+
+/// Closes the block that this run has claimed: its value is in the workspace.
+#[inline(always)]
+pub fn close_block(block: &PortBlock) {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return };
+    // SAFETY: as in `claim_nat`.
+    let owner = unsafe { &mut (*workspace).block_owner };
+    *owner = owner.closed(block);
+    // It fails if the agent has removed the block.
+    let _gone = BLOCKS.insert(block, &*owner, BPF_EXIST.into());
 }
 
 /// Whether the pod and its egress policy may have another entry.

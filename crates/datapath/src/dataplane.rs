@@ -97,7 +97,7 @@ impl Dataplane {
         let mut policy_maps = PolicyMaps::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
         let sweep = sweep.ok_or(StartError::NotInObject { what: "program", name: SWEEP_PROGRAM })?;
-        let flow_maps = FlowMaps::take(programs.ebpf_mut(), sweep)?;
+        let mut flow_maps = FlowMaps::take(programs.ebpf_mut(), sweep)?;
         let node_maps = NodeMaps::take(programs.ebpf_mut())?;
         let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
         if let Some(known) = settings.initial_state.as_ref().filter(|_| !node_maps.are_configured()) {
@@ -108,6 +108,10 @@ impl Dataplane {
         let lease = lease::take(programs.ebpf_mut())?;
         let mut state = State::new(programs, node_maps, (&policy_maps, &flow_maps), lease.clone())?;
         state.begin(&settings, facts, &policy_maps, features.packet_layout, abi_migration.is_open())?;
+        if settings.port_block != 0 {
+            let forgotten = flow_maps.blocks.forget_others(settings.port_block);
+            forgotten.map_err(|error| StartError::kernel("remove port blocks of another size", error))?;
+        }
         // From here on only a hook can refuse, after programs were attached to others.
         abi_migration.take_over(&pins)?;
         made.keep();

@@ -106,8 +106,8 @@ pub(super) struct RunArgs {
     #[arg(long, env = "EGRESS_AGENT_RANDOM_PORTS", help_heading = "On this node")]
     random_ports: bool,
     /// Each pod gets its own ports of an egress IP, in blocks of so many, four blocks at most. So an address and a port tell the
-    /// pod, and no pod uses up another's ports. No pod's own port is kept, and an unplanned move breaks connections.
-    /// Without it pods share the ports
+    /// pod, and no pod uses up another's ports. No pod's own port is kept: connections of TCP and SCTP end when their egress IP
+    /// moves, and when this is switched on. Without it pods share the ports
     #[arg(
         long,
         env = "EGRESS_AGENT_PORT_BLOCK_SIZE",

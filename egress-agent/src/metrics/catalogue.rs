@@ -207,7 +207,7 @@ metrics! {
         "Above 0.8: give the object another address, spread the load over more destinations, or let connections live longer; at 1 new ones are dropped (`ports_exhausted`).";
     EipBlockUse = "egress_agent_egress_ip_port_block_use_ratio", Gauge, EgressIp, Agent,
         "Share of the port blocks of an egress IP that pods have, with `--port-block-size`",
-        "Above 0.8: give the object another address, or pods smaller blocks; at 1 a pod without a block gets none (`ports_exhausted`).";
+        "Above 0.8: divide the pods over more objects, or use smaller blocks; at 1 a pod without a block gets none (`ports_exhausted`).";
     EgressIpsUnshown = "egress_agent_egress_ips_unshown", Gauge, None, Agent,
         "Egress IPs of this node without their own series, since there are more than 1000",
         "";

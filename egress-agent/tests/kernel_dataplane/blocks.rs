@@ -60,7 +60,7 @@ fn unused_blocks_are_closed_and_then_taken_back() {
         assert_eq!(are_open(&node, [1024, 2048, 4096]), [Some(true); 3], "the pass may have begun before them");
         sweep();
         assert_eq!(are_open(&node, [1024, 2048, 4096]), [Some(true), Some(false), Some(false)]);
-        // Meanwhile a packet that was on its way gets a port of a closed block.
+        // A packet that was on its way gets a port of a block that is closed now.
         let late = Tuple::new(Direction::Egress, Addr::v4(OTHER), Addr::v4([198, 51, 100, 10]), 4096, 80, PROTO_UDP);
         make_mapping(&node, Origin::Here, late, 7, Addr::v4(ADDRESS));
         sweep();
@@ -89,6 +89,34 @@ fn blocks_go_when_they_are_not_asked_for_any_more() {
         let dataplane = start(node.settings()).await;
         assert_eq!(node.config().port_block, 0);
         assert_eq!(are_open(&node, [1024]), [Some(true)], "it outlives the agent");
+        for _ in 0..3 {
+            dataplane.sweep().expect("a sweep");
+        }
+        assert_eq!(are_open(&node, [1024]), [None]);
+    });
+}
+
+/// Blocks of two sizes would overlap.
+#[test]
+fn another_size_ends_the_blocks_of_the_former_one() {
+    on_node(|node| async move {
+        drop(start(Settings { port_block: SIZE, ..node.settings() }).await);
+        give(&node, POD, 1024);
+        let dataplane = start(Settings { port_block: 2 * SIZE, ..node.settings() }).await;
+        assert_eq!((node.config().port_block, are_open(&node, [1024])), (2 * SIZE, [None]));
+        dataplane.sweep().expect("a sweep");
+        assert!(lists(&node).is_empty(), "a list without a block");
+    });
+}
+
+/// An entry from before the blocks, or one that another pod has got by a race, does not keep a pod's block.
+#[test]
+fn an_entry_of_another_pod_keeps_no_block() {
+    on_node(|node| async move {
+        let dataplane = start(Settings { port_block: SIZE, ..node.settings() }).await;
+        give(&node, POD, 1024);
+        let out = Tuple::new(Direction::Egress, Addr::v4(OTHER), Addr::v4([198, 51, 100, 10]), 1030, 80, PROTO_UDP);
+        make_mapping(&node, Origin::Here, out, 7, Addr::v4(ADDRESS));
         for _ in 0..3 {
             dataplane.sweep().expect("a sweep");
         }

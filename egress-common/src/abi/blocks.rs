@@ -1,8 +1,9 @@
 //! Maps `blocks` and `pod_blocks`: ports of an egress IP that one pod has for itself (RFC 6888 section 5, bulk allocation).
 //!
 //! A block is claimed by insert-if-absent, and then listed with its pod, by compare-and-swap. What a list says counts only
-//! while the block itself has this pod and is open. So a list may be lost, or name blocks of others, without harm. Only
-//! the agent takes a block back: it closes it, waits until no NAT entry has a port of it, and removes it.
+//! while the block itself has this pod and is open. So a list may be lost, or name blocks of others, without harm. A block is
+//! closed by the agent, or by the program whose list has changed in between. Only the agent removes one, once no NAT entry has a
+//! port of it.
 
 use super::seal::Seal;
 use super::{Addr, PortRange, abi};
@@ -144,7 +145,7 @@ impl HeldBlocks {
 
     /// Number of blocks, of a list without gaps.
     #[inline(always)]
-    pub const fn len(self) -> u32 {
+    pub const fn count(self) -> u32 {
         (u64::BITS - self.0.leading_zeros()).div_ceil(16)
     }
 
@@ -164,11 +165,11 @@ mod tests {
         for (at, first) in [(1, 1024), (2, 65_472), (3, 2048), (4, 4096)] {
             assert!(!held.is_full());
             held = held.before(first);
-            assert_eq!(held.len(), at);
+            assert_eq!(held.count(), at);
         }
         assert!(held.is_full());
         assert_eq!([0, 1, 2, 3].map(|place| held.at(place)), [4096, 2048, 65_472, 1024].map(Some));
-        assert_eq!(HeldBlocks::default().len(), 0);
+        assert_eq!(HeldBlocks::default().count(), 0);
     }
 
     #[test]

@@ -140,7 +140,7 @@ verdicts! {
     ForgedInner = 48, Drop, "forged_inner";
     /// Arrived for an egress IP and belongs to no flow.
     NoNatEntry = 49, Drop, "no_nat_entry";
-    /// No port is free towards this destination; with port blocks, none of the pod.
+    /// No port is free towards this destination; with port blocks, none of the pod's, and it gets no further block.
     PortsExhausted = 50, Drop, "ports_exhausted";
     /// The map `nat` or `flows` is full.
     MapFull = 51, Drop, "map_full";

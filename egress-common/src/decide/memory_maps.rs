@@ -537,8 +537,10 @@ impl Tables for MemoryMaps {
         }
         PortClaim::NoneFree
     }
-    fn forget_block(&self, block: &PortBlock) {
-        self.blocks.borrow_mut().remove(block);
+    fn close_block(&self, block: &PortBlock) {
+        if let Some(owner) = self.blocks.borrow_mut().get_mut(block) {
+            *owner = owner.closed(block);
+        }
     }
     fn expire_nat(&self, key: &Tuple) -> bool {
         self.expire(key)

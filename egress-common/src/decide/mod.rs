@@ -184,7 +184,8 @@ pub trait Tables {
     fn is_block_of(&self, holder: &BlockHolder, first: u16, size: u16) -> bool;
     /// Claims the first free block of the search; its first port.
     fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim;
-    fn forget_block(&self, block: &PortBlock);
+    /// Closes the block that this packet has just claimed.
+    fn close_block(&self, block: &PortBlock);
     /// Removes the NAT entry of this key if it is idle; whether it was.
     fn expire_nat(&self, key: &Tuple) -> bool;
     /// Whether a search found every port towards this destination taken, at most [`snat::EXHAUSTED_NS`] ago.

@@ -27,7 +27,7 @@ pub struct PortSearch {
     firsts: HeldBlocks,
     /// Ports of a block; zero for a range.
     size: u16,
-    /// Number of ports, not zero.
+    /// Number of ports.
     pub span: u32,
     start: u32,
     stride: u32,
@@ -43,7 +43,7 @@ impl PortSearch {
     /// `blocks` has no gaps.
     #[inline(always)]
     pub fn of_blocks(blocks: HeldBlocks, size: u16, random: u32) -> Self {
-        Self::over(blocks, size, blocks.len() * size as u32, random)
+        Self::over(blocks, size, blocks.count() * size as u32, random)
     }
 
     #[inline(always)]
@@ -68,7 +68,7 @@ impl PortSearch {
         else {
             return self.firsts.0 as u16 + offset as u16;
         };
-        (self.firsts.0 >> (block * 16 & 63)) as u16 + within as u16
+        ((self.firsts.0 >> ((block * 16) & 63)) as u16).wrapping_add(within as u16)
     }
 }
 
@@ -334,15 +334,19 @@ fn find_any_port<T: Tables>(headers: &Headers, tables: &T, pool: &SnatSource, ow
         return find_port(headers, tables, pool, owner);
     }
     let forward = &headers.tuple;
-    let own = blocks::own_blocks(forward, tables, pool);
-    let claim = blocks::find_port(forward, tables, pool, owner, own);
-    if claim != PortClaim::NoneFree {
-        return claim;
+    let held = blocks::held_blocks(forward, tables, pool);
+    let own = blocks::own_blocks(forward, tables, pool, held);
+    if own != HeldBlocks::default() {
+        let claim = blocks::find_port(forward, tables, pool, owner, own);
+        if claim != PortClaim::NoneFree {
+            return claim;
+        }
     }
-    match blocks::give_block(forward, tables, pool, owner, own) {
+    match blocks::give_block(forward, tables, pool, owner, (held, own)) {
         // This one, or that of another CPU.
         PortClaim::Claimed(_) => {
-            blocks::find_port(forward, tables, pool, owner, blocks::own_blocks(forward, tables, pool))
+            let held = blocks::held_blocks(forward, tables, pool);
+            blocks::find_port(forward, tables, pool, owner, blocks::own_blocks(forward, tables, pool, held))
         }
         none => none,
     }

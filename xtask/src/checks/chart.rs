@@ -177,7 +177,8 @@ pub(super) fn agents() -> Result<String> {
         edit(CNI_CONF, CNI_CONF_OF_VALUES),
         edit(CNI_BIN, CNI_BIN_OF_VALUES),
     ];
-    let sources = ["base/daemonset.yaml", "overlays/bridge-cni/cni.yaml", "mount-bpffs/daemonset.yaml", "nat-log/daemonset.yaml"];
+    let sources =
+        ["base/daemonset.yaml", "overlays/bridge-cni/cni.yaml", "mount-bpffs/daemonset.yaml", "nat-log/daemonset.yaml"];
     from_text(Some("not .Values.cleanup.enabled"), &sources, &text, own.into_iter().chain(image(3)))
 }
 

@@ -1,13 +1,15 @@
 //! Port blocks in user space: which are given, and taking back those that no NAT entry uses.
 //!
-//! The programs give blocks. A pass over `nat` finds those in use. A block without entries in two passes in a row is closed:
-//! no packet gets a port of it from then on. If the next whole pass finds no entry either, it is removed and may go to
-//! another pod. So a block goes back two to three minutes after its last entry, and nothing uses it in between.
+//! The programs give blocks. A pass over `nat` finds those in use. A block without entries of its pod in two passes in a row is
+//! closed: no packet gets a port of it from then on. If the next whole pass finds no entry either, it is removed and may
+//! belong to another pod. So a block is free three passes after its last entry has been removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 
-use egress_common::abi::{Addr, BlockHolder, BlockOwner, Direction, HeldBlocks, PortBlock, Tuple};
+use egress_common::abi::{
+    Addr, BlockHolder, BlockOwner, Direction, HeldBlocks, MOST_BLOCKS, NatEntry, PortBlock, Tuple,
+};
 
 use crate::maps::handles::Hash;
 
@@ -54,21 +56,25 @@ impl PortBlocks {
         Ok(())
     }
 
-    /// A key of `nat`; that of the answer has the address and port.
-    pub fn see(&mut self, key: &Tuple) {
+    /// A key of `nat`; that of the answer has the address and port, and its value the pod. Entries from before the blocks may
+    /// have ports of other pods' blocks.
+    pub fn see(&mut self, key: &Tuple, nat_entry: &NatEntry) {
         if key.direction() != Direction::Ingress {
             return;
         }
         let Some(sizes) = self.sizes.get(&key.daddr) else { return };
         let last = sizes.range(..=key.dport()).next_back();
         if let Some((first, _)) = last.filter(|(first, size)| key.dport() - **first < **size) {
-            self.used.insert(PortBlock::new(key.daddr, *first));
+            let block = PortBlock::new(key.daddr, *first);
+            if self.known.get(&block).is_some_and(|known| known.owner.pod == nat_entry.other.saddr) {
+                self.used.insert(block);
+            }
         }
     }
 
     /// After a pass over `nat`: closes and removes what it has found unused. Returns the number of removed blocks.
     pub fn end_pass(&mut self) -> io::Result<u32> {
-        let mut gone = Vec::new();
+        let mut removed = 0;
         for (block, known) in &mut self.known {
             known.unused = if self.used.contains(block) { 0 } else { known.unused.saturating_add(1) };
             if known.unused < UNUSED_PASSES {
@@ -78,27 +84,40 @@ impl PortBlocks {
                 let closed = known.owner.closed(block);
                 self.blocks.put(block, &closed)?;
                 *known = KnownBlock { owner: closed, unused: UNUSED_PASSES - 1 };
-            } else if self.blocks.remove(block)? {
-                gone.push((*block, known.owner));
+            } else {
+                removed += u32::from(self.blocks.remove(block)?);
             }
         }
-        for (block, owner) in &gone {
-            self.known.remove(block);
-            self.forget_list(BlockHolder { address: block.address, pod: owner.pod })?;
-        }
-        u32::try_from(gone.len()).map_err(io::Error::other)
+        self.forget_lists()?;
+        Ok(removed)
     }
 
-    /// Removes the list of a pod without blocks. One that it gets right now is not on a list then, and gives no ports: the pod
+    /// Removes the lists of pods without blocks. A block that a pod gets right now is on no list then, and gives no ports: the pod
     /// gets another one with its next flow.
-    fn forget_list(&mut self, holder: BlockHolder) -> io::Result<()> {
-        let Some(held) = self.lists.get(&holder)? else { return Ok(()) };
-        for first in (0..egress_common::abi::MOST_BLOCKS).filter_map(|place| held.at(place)) {
-            let owner = self.blocks.get(&PortBlock::new(holder.address, first))?;
-            if owner.is_some_and(|owner| owner.pod == holder.pod) {
-                return Ok(());
+    fn forget_lists(&mut self) -> io::Result<()> {
+        let (mut all, mut unused) = (Vec::new(), Vec::new());
+        self.lists.for_each(|holder, held| all.push((*holder, *held)))?;
+        for (holder, held) in all {
+            let blocks = (0..MOST_BLOCKS).filter_map(|place| held.at(place));
+            let mut owners = blocks.map(|first| self.blocks.get(&PortBlock::new(holder.address, first)));
+            let has_one = owners.try_fold(false, |has, owner| {
+                owner.map(|owner| has || owner.is_some_and(|owner| owner.pod == holder.pod))
+            })?;
+            if !has_one {
+                unused.push(holder);
             }
         }
-        self.lists.remove(&holder).map(drop)
+        unused.iter().try_for_each(|holder| self.lists.remove(holder).map(drop))
+    }
+
+    /// Forgets all blocks of another size: they would overlap with those to come. Flows keep their ports.
+    pub fn forget_others(&mut self, size: u16) -> io::Result<()> {
+        let mut others = Vec::new();
+        self.blocks.for_each(|block, owner| {
+            if owner.size != size {
+                others.push(*block);
+            }
+        })?;
+        others.iter().try_for_each(|block| self.blocks.remove(block).map(drop))
     }
 }

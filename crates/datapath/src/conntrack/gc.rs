@@ -146,7 +146,9 @@ struct PassStep {
 
 impl Pass {
     fn begin(maps: &mut FlowMaps) -> io::Result<Self> {
-        maps.blocks.begin_pass()?;
+        if let Err(error) = maps.blocks.begin_pass() {
+            warn!(%error, "cannot read the port blocks: none is taken back");
+        }
         Ok(Self {
             nat: maps.nat.batches()?,
             flows: maps.flows.batches()?,
@@ -186,7 +188,7 @@ impl Pass {
         let has_more = match map {
             SweptMap::Nat => self.nat.next(|key, nat_entry| {
                 let seen = nat_entry.last_seen_ns;
-                blocks.see(key);
+                blocks.see(key, nat_entry);
                 collect(key, seen, expiry::may_nat_entry_be_idle(&timeouts, key.protocol, seen, now));
             })?,
             SweptMap::Flows => self.flows.next(|key, flow| {
@@ -202,9 +204,10 @@ impl Pass {
         let removed = maps.sweeper.remove(map, mode, &self.candidates)?
             + maps.sweeper.remove(map, SweepMode::Marked, &self.marked)?;
         if !has_more && map == SweptMap::Nat {
-            let taken_back = maps.blocks.end_pass()?;
-            if taken_back > 0 {
-                debug!(taken_back, "port blocks without entries");
+            match maps.blocks.end_pass() {
+                Ok(0) => {}
+                Ok(taken_back) => debug!(taken_back, "port blocks without entries"),
+                Err(error) => warn!(%error, "cannot take port blocks back"),
             }
         }
         let next = match (has_more, map) {

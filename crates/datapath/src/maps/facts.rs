@@ -48,23 +48,20 @@ pub struct Use {
     pub busiest: u32,
     /// Available ports per destination.
     pub ports: u32,
-    /// Port blocks that pods have, and their possible number; zero without blocks.
+    /// Port blocks that pods have, and their possible number; `None` if ports are not given in blocks.
     pub blocks: u32,
-    pub most_blocks: u32,
+    pub most_blocks: Option<u32>,
 }
 
 impl Use {
     /// At least 1 if no port is free.
     pub fn ratio(&self) -> f64 {
-        ratio(self.busiest, self.ports)
+        if self.ports == 0 { 0.0 } else { f64::from(self.busiest) / f64::from(self.ports) }
     }
 
-    /// `None` without port blocks.
+    /// 1 if no block is free, and where there are too few ports for one. `None` without port blocks.
     pub fn block_ratio(&self) -> Option<f64> {
-        (self.most_blocks != 0).then(|| ratio(self.blocks, self.most_blocks))
+        let most = self.most_blocks?;
+        Some(if most == 0 { 1.0 } else { f64::from(self.blocks) / f64::from(most) })
     }
-}
-
-fn ratio(used: u32, of: u32) -> f64 {
-    if of == 0 { 0.0 } else { f64::from(used) / f64::from(of) }
 }

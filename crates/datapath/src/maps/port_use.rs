@@ -72,7 +72,7 @@ impl PortCounter {
 
 fn of_egress_ip<'f>(found: &'f mut PortUse, of_hosts: &BTreeSet<u32>, block_size: u16, id: u32) -> &'f mut Use {
     let ports = if of_hosts.contains(&id) { found.node.ports } else { size(EGRESS_PORTS) };
-    let most_blocks = ports.checked_div(block_size.into()).unwrap_or_default();
+    let most_blocks = ports.checked_div(block_size.into());
     found.egress_ips.entry(EgressId(id)).or_insert(Use { ports, most_blocks, ..Use::default() })
 }
 
@@ -143,9 +143,9 @@ mod tests {
         let found = count.done();
         let ports = 64_512;
         let expected = [
-            (EgressId(5), Use { mappings: 1, busiest: 1, ports: 1_000, blocks: 0, most_blocks: 15 }),
-            (EgressId(7), Use { mappings: 160, busiest: 100, ports, blocks: 2, most_blocks: 1_008 }),
-            (EgressId(9), Use { mappings: 60, busiest: 30, ports, blocks: 0, most_blocks: 1_008 }),
+            (EgressId(5), Use { mappings: 1, busiest: 1, ports: 1_000, blocks: 0, most_blocks: Some(15) }),
+            (EgressId(7), Use { mappings: 160, busiest: 100, ports, blocks: 2, most_blocks: Some(1_008) }),
+            (EgressId(9), Use { mappings: 60, busiest: 30, ports, blocks: 0, most_blocks: Some(1_008) }),
         ];
         assert_eq!(found.egress_ips, BTreeMap::from(expected));
         assert_eq!(found.node, Use { mappings: 1, busiest: 1, ports: 1_000, ..Use::default() });

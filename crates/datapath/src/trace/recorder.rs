@@ -263,8 +263,8 @@ impl Tables for MapRecorder<'_> {
     fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim {
         self.maps.claim_any_block(request, walk)
     }
-    fn forget_block(&self, block: &PortBlock) {
-        self.maps.forget_block(block);
+    fn close_block(&self, block: &PortBlock) {
+        self.maps.close_block(block);
     }
     fn expire_nat(&self, key: &Tuple) -> bool {
         self.maps.expire_nat(key)

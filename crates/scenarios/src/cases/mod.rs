@@ -32,6 +32,7 @@ mod lifecycle;
 mod load_balancer;
 pub mod metrics;
 mod migrate;
+mod nat_log;
 mod nic;
 mod planned_moves;
 mod pod_addresses;
@@ -132,6 +133,7 @@ pub fn tests() -> Vec<LabTest> {
         test("hand_over_node_without_api_server_learns_by_probes", handover::node_without_api_server_learns_by_probes),
         test("leases_outlive_the_api_server", handover::api_server_outage_ends_no_lease),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
+        test("nat_log_names_the_pod", nat_log::names_the_pod),
         test("status_with_and_without_an_agent", inspect::status_with_and_without_an_agent),
         LabTest::new(
             "task_that_panics_ends_the_agent",

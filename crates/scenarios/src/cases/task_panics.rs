@@ -85,6 +85,10 @@ fn ends(cluster: &mut TestCluster, context: &LabContext, name: &str) -> Result<O
         false => {
             let mut arguments = agent.arguments();
             arguments.extend(["--metrics-bind-address".to_owned(), ":9109".to_owned()]);
+            if name == "nat log" {
+                let file = context.logs.join("nat.log").display().to_string();
+                arguments.extend(["--port-block-size=64".to_owned(), format!("--nat-log={file}")]);
+            }
             (confined(&binary)?, arguments)
         }
     };

@@ -48,7 +48,7 @@ struct BlockRow {
     object: Option<String>,
     egress_id: u32,
     age_seconds: u64,
-    /// A block that is not open gives no ports to new connections, and goes when its last mapping has expired.
+    /// A block that is not open gives no ports to new connections. It is free once its last mapping has expired.
     open: bool,
 }
 
@@ -95,7 +95,11 @@ pub(super) fn print(
     if filters.page.output == Output::Json {
         writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
     } else if rows.is_empty() {
-        writeln!(out, "no port blocks (--port-block-size of the agent gives pods ports in blocks)")?;
+        let why = match blocks.len() {
+            0 => " (--port-block-size of the agent gives pods ports in blocks)".to_owned(),
+            others => format!(" that the filters take; the node has {others}"),
+        };
+        writeln!(out, "no port blocks{why}")?;
     } else {
         writeln!(out, "{:<11} {:<6} {:>8}  EGRESS IP\n  POD IP  OBJECT  POD, NODE", "PORTS", "STATE", "AGE")?;
         rows.iter().try_for_each(|row| row.print(out))?;
@@ -159,6 +163,6 @@ PORTS       STATE       AGE  EGRESS IP
                 serde_json::from_str(&printed(&format!("-o json {arguments}"))).expect("JSON");
             assert_eq!(rows.len(), count, "{arguments}");
         }
-        assert!(printed("--port 9").starts_with("no port blocks"));
+        assert_eq!(printed("--port 9"), "no port blocks that the filters take; the node has 2\n");
     }
 }

@@ -38,7 +38,7 @@ fn everything(process: Process) -> Snapshot {
         limited: 3,
     };
     let dropped = (Verdict::NoGateway, Count { packets: 5, bytes: 300 });
-    let busy = Use { mappings: 4, busiest: 48_384, ports: 64_512, blocks: 252, most_blocks: 1_008 };
+    let busy = Use { mappings: 4, busiest: 48_384, ports: 64_512, blocks: 252, most_blocks: Some(1_008) };
     Snapshot {
         process,
         version: "1.2.3",

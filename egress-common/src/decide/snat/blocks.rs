@@ -7,7 +7,7 @@
 //! the same block on another node.
 
 use super::{PortSearch, SnatSource, Tables};
-use crate::abi::{BlockHolder, BlockOwner, Direction, HeldBlocks, MOST_BLOCKS, Origin, PortBlock, PortRange, Tuple};
+use crate::abi::{BlockHolder, BlockOwner, Direction, HeldBlocks, MOST_BLOCKS, Origin, PortBlock, Tuple};
 use crate::decide::{NatOwner, PortClaim};
 
 /// Whether a flow's port is one of its pod's blocks. Pods' traffic to other nodes, by the mark 1008, has no blocks.
@@ -34,41 +34,53 @@ impl BlockRequest<'_> {
         BlockOwner::new(forward.saddr, owner.source_node, owner.egress_id, size, now_ns)
     }
 
-    /// The numbers of the pool's whole blocks, in the order in which they are tried.
+    /// Numbers of the pool's whole blocks, in the order in which they are tried.
     #[inline(always)]
     pub fn walk(&self) -> PortSearch {
-        let PortRange { first, last } = self.pool.ports;
-        let blocks = (last as u32 + 1 - first as u32).checked_div(self.size as u32).unwrap_or(0);
+        let end = (self.pool.ports.last as u32 + 1).checked_div(self.size as u32).unwrap_or(0);
+        let blocks = end.saturating_sub(self.first_number());
         let [a, b, c, d] = self.forward.saddr.words();
         // Neighbouring addresses differ in few bits, and the upper bits of a product depend on all bits of the factor.
         let product = (a ^ b ^ c ^ d).rotate_left(16).wrapping_mul(0x9e37_79b1);
-        let begin = (product ^ product >> 15).wrapping_mul(0x9e37_79b1) >> 16;
+        let begin = (product ^ (product >> 15)).wrapping_mul(0x9e37_79b1) >> 16;
         PortSearch::over(HeldBlocks::default(), 0, blocks, begin)
     }
 
     /// First port of the `index`-th block of the walk.
     #[inline(always)]
     pub const fn block(&self, walk: &PortSearch, index: u32) -> u16 {
-        self.pool.ports.first + walk.at(index) * self.size
+        (self.first_number() as u16).wrapping_add(walk.at(index)).wrapping_mul(self.size)
+    }
+
+    /// Blocks begin at multiples of their size, so that those of another range do not overlap.
+    #[inline(always)]
+    const fn first_number(&self) -> u32 {
+        match self.size {
+            0 => 0,
+            size => (self.pool.ports.first as u32).div_ceil(size as u32),
+        }
     }
 }
 
-// The steps are out of line, take what a request consists of, and read the list again: the frames of a call chain together
-// must fit into the programs' stack.
+// The steps are out of line, and take what a request consists of: the frames of a call chain together must fit into the
+// programs' stack.
 
-/// The blocks of the pod's list that are open and the pod's.
+/// The pod's list.
 #[inline(never)]
-pub fn own_blocks<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource) -> HeldBlocks {
-    let holder = BlockHolder { address: pool.address, pod: forward.saddr };
-    own_among(tables.held_blocks(&holder), &holder, tables)
+pub fn held_blocks<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource) -> HeldBlocks {
+    tables.held_blocks(&BlockHolder { address: pool.address, pod: forward.saddr })
 }
 
-#[inline(always)]
-fn own_among<T: Tables>(held: HeldBlocks, holder: &BlockHolder, tables: &T) -> HeldBlocks {
+/// The blocks of this list that are open, the pod's, and in the pool: the host may have taken ports since they were given.
+#[inline(never)]
+pub fn own_blocks<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource, held: HeldBlocks) -> HeldBlocks {
+    let holder = BlockHolder { address: pool.address, pod: forward.saddr };
     let (mut own, size) = (HeldBlocks::default(), tables.port_block());
     for place in 0..MOST_BLOCKS {
         if let Some(first) = held.at(place)
-            && tables.is_block_of(holder, first, size)
+            && first >= pool.ports.first
+            && first.saturating_add(size - 1) <= pool.ports.last
+            && tables.is_block_of(&holder, first, size)
         {
             own = own.before(first);
         }
@@ -89,16 +101,16 @@ pub fn find_port<T: Tables>(
     tables.claim_any_port(forward, &pool.address, owner, &search)
 }
 
-/// Gives the pod, which has the blocks `own`, another one, whose first port it returns. It is free again if another CPU has
-/// given the pod one in between. A failed search holds for a while, as that for a port does, since it has visited every
-/// block.
+/// Gives the pod, whose list is `held` and has the blocks `own`, another one, whose first port it returns. If another CPU has
+/// changed the list in between, the block is closed, for the agent to take back: that CPU's packet may have found it by an old
+/// list and have a port of it. A failed search holds for a while, as that for a port does, since it has visited every block.
 #[inline(always)]
 pub fn give_block<T: Tables>(
     forward: &Tuple,
     tables: &T,
     pool: &SnatSource,
     owner: &NatOwner,
-    own: HeldBlocks,
+    (held, own): (HeldBlocks, HeldBlocks),
 ) -> PortClaim {
     if own.is_full() || has_failed(forward, tables, pool) {
         return PortClaim::NoneFree;
@@ -106,12 +118,11 @@ pub fn give_block<T: Tables>(
     let claim = claim_block(forward, tables, pool, owner);
     match claim {
         PortClaim::Claimed(first) => {
-            if !list_block(forward, tables, pool, own, first) {
-                forget_block(tables, pool, first);
+            if !list_block(forward, tables, pool, held, own.before(first)) {
+                close_block(tables, pool, first);
             }
         }
-        PortClaim::NoneFree => note_failed(forward, tables, pool),
-        PortClaim::Full => {}
+        PortClaim::NoneFree | PortClaim::Full => note_failed(forward, tables, pool),
     }
     claim
 }
@@ -122,17 +133,14 @@ fn claim_block<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource, owner:
     tables.claim_any_block(&request, &request.walk())
 }
 
-/// Puts the block on the pod's list, and takes others' off. False if the pod has other blocks than `own` by now.
 #[inline(never)]
-fn list_block<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource, own: HeldBlocks, first: u16) -> bool {
-    let holder = BlockHolder { address: pool.address, pod: forward.saddr };
-    let held = tables.held_blocks(&holder);
-    own_among(held, &holder, tables) == own && tables.hold_block(&holder, held, own.before(first))
+fn list_block<T: Tables>(forward: &Tuple, tables: &T, pool: &SnatSource, held: HeldBlocks, with: HeldBlocks) -> bool {
+    tables.hold_block(&BlockHolder { address: pool.address, pod: forward.saddr }, held, with)
 }
 
 #[inline(never)]
-fn forget_block<T: Tables>(tables: &T, pool: &SnatSource, first: u16) {
-    tables.forget_block(&PortBlock::new(pool.address, first));
+fn close_block<T: Tables>(tables: &T, pool: &SnatSource, first: u16) {
+    tables.close_block(&PortBlock::new(pool.address, first));
 }
 
 #[inline(always)]

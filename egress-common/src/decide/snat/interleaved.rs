@@ -144,9 +144,9 @@ impl Tables for Cpu<'_> {
             _ => unreachable!("the same steps each time"),
         }
     }
-    fn forget_block(&self, block: &PortBlock) {
+    fn close_block(&self, block: &PortBlock) {
         self.step(|| {
-            self.maps.forget_block(block);
+            self.maps.close_block(block);
             StepOutcome::Is(true)
         });
     }
@@ -375,25 +375,51 @@ fn a_flow_that_gets_a_port_of_a_block_gets_one_nat_entry() {
     assert!(orders > 50, "{orders}");
 }
 
-/// Two flows of a pod without a block, on two CPUs: it gets one block, and both flows get a port of it.
-#[test]
-fn a_pod_whose_first_flows_begin_at_once_gets_one_block() {
+/// Two flows of a pod on two CPUs; `begin` prepares the maps. Each flow has a port of a block that is the pod's, open or closed: it stays
+/// until the agent finds no port of it in use. The list names one that is open, and no more than `most_open` are.
+fn play_blocks(most_open: usize, begin: impl Fn(&MemoryMaps, &BlockHolder)) -> usize {
     let pool = SnatSource::egress_only(addr(V4.egress));
-    let orders = every_order(|next| {
+    let holder = BlockHolder { address: pool.address, pod: addr(V4.pod) };
+    every_order(|next| {
         let maps = MemoryMaps::new();
         maps.configure(|config| config.port_block = 64);
+        begin(&maps, &holder);
         let done = both_cpus(&maps, next, |cpu| {
             let flow = packet(V4.pod, V4.world, 4000 + cpu.number as u16, 80).headers();
             matches!(find_any_port(&flow, cpu, &pool, &OWNER), PortClaim::Claimed(_))
         });
         assert_eq!(done, [true; 2]);
         let blocks = maps.blocks.borrow();
-        let [(block, _)] = blocks.iter().collect::<Vec<_>>()[..] else { panic!("{blocks:?}") };
-        let holder = BlockHolder { address: pool.address, pod: addr(V4.pod) };
-        assert_eq!(maps.held_blocks(&holder), HeldBlocks::default().before(block.first()));
+        let open: Vec<u16> =
+            blocks.iter().filter(|(_, owner)| owner.is_open()).map(|(block, _)| block.first()).collect();
+        assert!((1..=most_open).contains(&open.len()), "{blocks:?}");
+        assert!(maps.held_blocks(&holder).at(0).is_some_and(|first| open.contains(&first)), "{blocks:?}");
         let given = maps.nat.all().into_iter().filter(|(key, _)| key.direction() == Direction::Ingress);
         let ports: Vec<u16> = given.map(|(key, _)| key.dport()).collect();
-        assert!(ports.len() == 2 && ports.iter().all(|port| (*port - block.first()) < 64), "{ports:?}");
+        let is_in_a_block = |port: &u16| blocks.keys().any(|block| (block.first()..block.first() + 64).contains(port));
+        assert!(ports.len() == 2 && ports.iter().all(is_in_a_block), "{ports:?}");
+    })
+}
+
+#[test]
+fn a_pod_whose_first_flows_begin_at_once_gets_one_block() {
+    assert!(play_blocks(1, |_, _| ()) > 50);
+}
+
+/// The agent has taken a block back, and the list still names it. The search finds the same block first. The list that has it again
+/// looks like the old one, so that the other CPU may put its own block there: the first one is then open without a list.
+#[test]
+fn a_block_that_an_old_list_names_is_given_again() {
+    let pool = SnatSource::egress_only(addr(V4.egress));
+    let first = {
+        let maps = MemoryMaps::new();
+        maps.configure(|config| config.port_block = 64);
+        let flow = packet(V4.pod, V4.world, 3000, 80).headers();
+        assert!(matches!(find_any_port(&flow, &maps, &pool, &OWNER), PortClaim::Claimed(_)));
+        maps.held_blocks(&BlockHolder { address: pool.address, pod: addr(V4.pod) }).at(0).expect("a block")
+    };
+    let orders = play_blocks(2, |maps, holder| {
+        maps.pod_blocks.borrow_mut().insert(*holder, HeldBlocks::default().before(first));
     });
     assert!(orders > 50, "{orders}");
 }

@@ -454,7 +454,7 @@ mutations! { PROGRAMS,
     "blocks-without-end", SNAT_BLOCKS, ["blocks::"], "a pod uses up the ports of all others":
         "if own.is_full() || has_failed(" => "if has_failed(";
     "blocks-that-are-lost", SNAT_BLOCKS, ["decide::snat::"], "a block that no list names belongs to a pod that does not use it":
-        "forget_block(tables, pool, first);\n" => "let _lost = first;\n";
+        "close_block(tables, pool, first);\n" => "let _lost = first;\n";
     "ports-outside-of-blocks", SNAT, ["blocks::"], "an address and a port do not tell the pod":
         "if !blocks::are_used(tables, owner) {\n        return find_port" => "if true {\n        return find_port";
 

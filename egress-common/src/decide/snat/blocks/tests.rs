@@ -4,7 +4,7 @@ use std::vec::Vec;
 use super::super::tests::OWNER;
 use super::super::{EGRESS_PORTS, EXHAUSTED_NS, translate};
 use super::*;
-use crate::abi::{Addr, Origin, Verdict};
+use crate::abi::{Addr, Origin, PortRange, Verdict};
 use crate::decide::cast::{V4, both};
 use crate::decide::memory_maps::{MemoryMaps, addr};
 use crate::decide::packets::packet;
@@ -77,7 +77,7 @@ fn a_pod_that_uses_up_its_blocks_uses_up_no_others() {
 #[test]
 fn without_a_free_block_a_new_pod_is_refused_for_a_while() {
     let maps = MemoryMaps::new();
-    let pool = SnatSource { ports: PortRange { first: 2000, last: 2000 + 2 * SIZE + 10 }, ..with_blocks(&maps) };
+    let pool = SnatSource { ports: PortRange { first: 2000, last: 2048 + 2 * SIZE + 10 }, ..with_blocks(&maps) };
     for pod in ["10.244.1.11", "10.244.1.12"] {
         assert!(port(&maps, &pool, pod, 4000, 80).is_ok());
     }
@@ -147,4 +147,17 @@ fn a_pod_finds_the_same_block_again_and_pods_differ() {
     assert_eq!((all.len(), all.first(), all.last()), (1008, Some(&1024), Some(&(65_535 - 63))), "every block once");
     let few = SnatSource { ports: PortRange { first: 2000, last: 2062 }, ..pool };
     assert!(walk(V4.pod, &few).is_empty());
+}
+
+/// Of an address that the node has itself: the host may take ports while pods have blocks of them.
+#[test]
+fn blocks_that_the_host_has_taken_give_no_ports_and_others_do_not_overlap() {
+    let maps = MemoryMaps::new();
+    let of = |first, last| SnatSource { ports: PortRange { first, last }, ..with_blocks(&maps) };
+    let before = port(&maps, &of(40_000, 49_999), V4.pod, 4000, 80).expect("a port");
+    assert!((40_000..50_000).contains(&before));
+    let after = port(&maps, &of(50_010, 59_999), V4.pod, 4001, 80).expect("a port");
+    assert!((50_010..60_000).contains(&after), "{after}");
+    let firsts = blocks_of(&maps, V4.pod);
+    assert!(firsts.len() == 2 && firsts.iter().all(|first| first % SIZE == 0), "{firsts:?}");
 }
