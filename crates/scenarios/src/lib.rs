@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod cases;
+mod connections;
 pub mod faults;
 pub mod nodes;
 pub mod paths;

@@ -12,12 +12,11 @@ pub(super) const AGENT: &str = "egress-agent";
 pub(super) const ROUTER: &str = "egress-router";
 pub(super) const PLUGIN: &str = "kubectl-egress";
 
-/// Builds the plugin, which runs where kubectl runs and is in no image; the folder is where cargo puts it.
-pub(super) fn build_plugin(root: &Path, arguments: &[&str], folder: &Path) -> Result<PathBuf> {
+/// Builds the plugin, which runs where kubectl runs and is in no image.
+pub(super) fn build_plugin(root: &Path, arguments: &[&str]) -> Result<()> {
     let mut command = cargo();
     command.args(["build", "--package", PLUGIN]).env_remove("CARGO_BUILD_TARGET");
-    run(command.args(arguments).current_dir(root)).context("build kubectl-egress")?;
-    Ok(folder.join(PLUGIN))
+    run(command.args(arguments).current_dir(root)).context("build kubectl-egress")
 }
 
 /// Builds both with this cargo and these arguments; the folder is where it puts them then.

@@ -15,6 +15,7 @@ mod compiler;
 mod cross;
 mod debian;
 pub mod debs;
+pub mod helm;
 mod image;
 pub mod kubectl;
 mod linker;
@@ -66,15 +67,18 @@ impl Built {
         let folder = paths.target.join(if release { "release" } else { "debug" });
         Self { agent: folder.join(binaries::AGENT), router: folder.join(binaries::ROUTER), object: paths.object() }
     }
+
+    /// The kubectl plugin, which [`ensure_plugin`] builds beside the agent.
+    pub fn plugin(&self) -> PathBuf {
+        self.agent.with_file_name(binaries::PLUGIN)
+    }
 }
 
 pub fn build(args: &BuildArgs) -> Result<()> {
     let progress = Progress::start();
     let built = ensure_built(args, &progress)?;
-    let paths = Paths::find()?;
-    let arguments: &[&str] = if args.release { &["--release"] } else { &[] };
-    let plugin = binaries::build_plugin(&paths.root, arguments, built.agent.parent().unwrap_or(&paths.target))?;
-    let ready = [&built.agent, &built.router, &plugin, &built.object].map(|path| path.display().to_string());
+    ensure_plugin(args)?;
+    let ready = [&built.agent, &built.router, &built.plugin(), &built.object].map(|path| path.display().to_string());
     progress.step(&format!("ready: {}", ready.join(", ")));
     Ok(())
 }
@@ -92,7 +96,13 @@ pub fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     Ok(built)
 }
 
-/// The same, with the binaries as the image has them: optimised, and linked with musl.
+/// Brings the kubectl plugin up to date.
+pub fn ensure_plugin(args: &BuildArgs) -> Result<()> {
+    let arguments: &[&str] = if args.release { &["--release"] } else { &[] };
+    binaries::build_plugin(&Paths::find()?.root, arguments)
+}
+
+/// As [`ensure_built`], with the binaries as the image has them: optimised, and linked with musl.
 pub fn ensure_built_static(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     let paths = Paths::find()?;
     let object = ensure_object(&paths, args, progress)?;

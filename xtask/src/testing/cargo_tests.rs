@@ -7,12 +7,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::api::{self, ApiServers};
-use super::helm;
 use super::part::Part;
 use super::silence;
 use super::skips::{self, SkipNotes};
 use super::summary::PartOutcome;
-use egress_toolchain::{Paths, cargo, output};
+use egress_toolchain::{Paths, cargo, helm, output};
 
 /// Integration tests of egress-agent in files with this prefix need root and BPF.
 const KERNEL: &str = "kernel_";

@@ -11,7 +11,6 @@ mod alerts;
 mod api;
 mod cargo_tests;
 mod fuzz;
-mod helm;
 mod kernels;
 pub(crate) mod lab;
 mod mutate;
@@ -29,13 +28,11 @@ use clap::Args;
 
 use crate::checks::{check_generated, generated_paths};
 pub(crate) use alerts::alerts;
-use egress_lab::test::LabTest;
+use egress_lab::test::{LabTest, Skip};
 use egress_lab::topology::builder::Ground;
 use egress_scenarios::nodes;
-use egress_toolchain::kubectl;
-use egress_toolchain::ovn;
 use egress_toolchain::packages::{self, Purpose};
-use egress_toolchain::{Arch, BuildArgs, Built, Paths, Progress, ensure_built};
+use egress_toolchain::{Arch, BuildArgs, Built, Paths, Progress, ensure_built, ensure_plugin, helm, kubectl, ovn};
 pub(crate) use fuzz::{FuzzArgs, fuzz};
 use kernels::SuiteRequest;
 pub(crate) use kernels::run_guest;
@@ -187,6 +184,8 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
     }
     if parts.contains(&Part::Pure) || parts.contains(&Part::Lab) {
         kubectl::offer(!no_install);
+    }
+    if parts.contains(&Part::Pure) || parts.contains(&Part::Lab) || on_nodes {
         helm::offer(&Paths::find()?, !no_install);
     }
     // Real nodes run the image, and commands of an administrator are typed outside.
@@ -195,7 +194,11 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
         return Ok(None);
     }
     progress.step("set-up: the eBPF object and the agent");
-    ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, progress).map(Some)
+    let how = BuildArgs { no_install, ..BuildArgs::default() };
+    if on_nodes {
+        ensure_plugin(&how)?;
+    }
+    ensure_built(&how, progress).map(Some)
 }
 
 fn run_part(part: Part, args: &TestArgs, paths: &Paths, built: Option<&Built>) -> Result<PartOutcome> {
@@ -229,7 +232,10 @@ fn on_nodes(filter: &str, paths: &Paths) -> Result<PartOutcome> {
     for (name, ended) in nodes::run(filter, paths)? {
         match ended {
             Ok(()) => outcome.passed += 1,
-            Err(error) => outcome.fail(&format!("{name}: {error:#}")),
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(Skip(reason)) => skips::note(&mut outcome, name, reason),
+                None => outcome.fail(&format!("{name}: {error:#}")),
+            },
         }
     }
     Ok(outcome)

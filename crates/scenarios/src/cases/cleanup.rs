@@ -147,7 +147,7 @@ pub(crate) fn snapshot(node: &LabNode) -> Result<BTreeMap<String, BTreeSet<Strin
 }
 
 /// The network's kernel settings, all of them.
-fn settings() -> Result<BTreeSet<String>> {
+pub(crate) fn settings() -> Result<BTreeSet<String>> {
     let mut lines = BTreeSet::new();
     for path in below(Path::new("/proc/sys/net"))? {
         // Some can only be written; one is another random number at each look, and one a count.

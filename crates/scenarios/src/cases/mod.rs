@@ -1,5 +1,5 @@
 //! Test cases on the lab: real agents, real packets and, where it is installed, real kubectl. The first line of each file says
-//! what it shows. `senders` and `connections` are helpers: which nodes send from an address, and connections that pods keep.
+//! what it shows. `senders` is a helper: which nodes send from an address.
 
 mod antrea;
 mod api_user;
@@ -12,7 +12,6 @@ pub(crate) mod cleanup;
 mod cni_plugin;
 mod conditions;
 mod conflict_detection;
-mod connections;
 mod dead_agent;
 mod egress_routers;
 mod egress_service;

@@ -16,7 +16,9 @@ use egress_lab::wait::poll;
 /// The interval of messages on a kept connection.
 const SPEAKS: Duration = Duration::from_secs(1);
 /// A new connection that has no answer by then has failed: as long as a lost SYN waits before it is sent again.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A connection whose echo has taken longer has stalled. A segment that is lost is sent again after a fifth of it.
+const STALLED: Duration = Duration::from_secs(1);
 /// A kept connection is given up when it has been silent for as long.
 const GIVEN_UP: Duration = Duration::from_secs(20);
 
@@ -48,44 +50,67 @@ struct CallRecords {
 
 /// What a crowd has lived through since it was asked last.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ConnectionReport {
-    pub(super) kept: usize,
+pub(crate) struct ConnectionReport {
+    pub(crate) kept: usize,
     /// Connections that ended.
-    pub(super) ended: usize,
+    pub(crate) ended: usize,
     /// Those among them whose port no other pod has towards the server: only one of two can show it to the world.
-    pub(super) ended_alone: usize,
-    pub(super) echoes: u64,
-    pub(super) slowest: Duration,
-    pub(super) calls: usize,
-    pub(super) failed: usize,
+    pub(crate) ended_alone: usize,
+    pub(crate) echoes: u64,
+    pub(crate) slowest: Duration,
+    pub(crate) calls: usize,
+    pub(crate) failed: usize,
     /// From the first failed new connection to the last one.
-    pub(super) failing_for: Duration,
+    pub(crate) failing_for: Duration,
     /// New connections that were seen with another address than the connections's.
-    pub(super) strange: usize,
+    pub(crate) strange: usize,
+}
+
+impl ConnectionReport {
+    /// Of an update within one layout of the maps (docs/operations/drain-and-upgrade.md). So many segments of kept connections were
+    /// sent again.
+    pub(crate) fn ensure_nothing_lost(&self, sent_again: u64) -> Result<()> {
+        ensure!(self.kept > 1_000 && self.echoes > self.kept as u64, "too few to say anything: {self:?}");
+        ensure!(self.ended == 0, "{} of {} connections ended", self.ended, self.kept);
+        ensure!(self.slowest < STALLED, "a connection stalled for {:?}", self.slowest);
+        ensure!(self.calls > 100 && self.failed == 0, "{} of {} new connections failed", self.failed, self.calls);
+        ensure!(self.strange == 0, "{} new connections had another address", self.strange);
+        // A machine that is late makes a kernel send again what is not lost. A gap of a hundredth of a second would be more.
+        ensure!(sent_again < 10, "{sent_again} segments were sent again");
+        Ok(())
+    }
 }
 
 /// The callers; they end with this value.
-pub(super) struct Callers {
+pub(crate) struct Callers {
     records: Arc<Mutex<CallRecords>>,
     callers: Vec<Background<()>>,
     pods: Vec<Netns>,
-    egress: [IpAddr; 2],
+    servers: Vec<IpAddr>,
+    egress: Vec<IpAddr>,
 }
 
 impl Callers {
-    /// Each of these pods keeps `count` connections, half of them to each family, and makes a new one `every` so often. When
-    /// this returns all kept ones have been answered.
-    pub(super) fn gather(pods: &[&LabPod], count: usize, every: Duration, egress: [IpAddr; 2]) -> Result<Self> {
+    /// Each of these pods keeps `count` connections, to the server's addresses by turns, and makes a new one `every` so often.
+    /// When this returns all kept ones have been answered.
+    pub(crate) fn gather(
+        pods: Vec<Netns>,
+        count: usize,
+        every: Duration,
+        servers: &[IpAddr],
+        egress: &[IpAddr],
+    ) -> Result<Self> {
         let records = CallRecords { kept: vec![KeptConnection::default(); count * pods.len()], calls: Vec::new() };
         let records = Arc::new(Mutex::new(records));
         let mut callers = Vec::new();
         for (number, pod) in pods.iter().enumerate() {
             let records = Arc::clone(&records);
-            callers.push(Background::start_in(&pod.netns, move |stop| {
+            let servers = servers.to_vec();
+            callers.push(Background::start_in(pod, move |stop| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(async {
                     for place in number * count..(number + 1) * count {
-                        let to = SocketAddr::new(server(place), ECHO_PORT);
+                        let to = SocketAddr::new(by_turns(&servers, place), ECHO_PORT);
                         tokio::spawn(keep(to, place, SPEAKS.mul_f64(fraction(place, count)), Arc::clone(&records)));
                     }
                     let stopped = async {
@@ -93,13 +118,12 @@ impl Callers {
                             sleep(Duration::from_millis(10)).await;
                         }
                     };
-                    tokio::select! { () = call(every, &records) => {}, () = stopped => {} }
+                    tokio::select! { () = call(&servers, every, &records) => {}, () = stopped => {} }
                 });
                 Ok(())
             })?);
         }
-        let pods = pods.iter().map(|pod| pod.netns.clone()).collect();
-        let connections = Self { records, callers, pods, egress };
+        let connections = Self { records, callers, pods, servers: servers.to_vec(), egress: egress.to_vec() };
         let answered = poll(GIVEN_UP, || Ok(connections.lock().kept.iter().all(|one| one.echoes > 0).then_some(())))?;
         ensure!(answered.is_some(), "not all connections have been answered");
         Ok(connections)
@@ -110,7 +134,7 @@ impl Callers {
     }
 
     /// Forgets earlier results, except ended connections.
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         let mut records = self.lock();
         records.calls.clear();
         for one in &mut records.kept {
@@ -119,10 +143,10 @@ impl Callers {
     }
 
     /// Since [`begin`](Self::begin). What waits for its answer counts as slow as it is by now.
-    pub(super) fn report(&self) -> ConnectionReport {
+    fn report(&self) -> ConnectionReport {
         let records = self.lock();
         let (kept, calls) = (&records.kept, &records.calls);
-        let port = |(place, one): (usize, &KeptConnection)| (server(place), one.port);
+        let port = |(place, one): (usize, &KeptConnection)| (by_turns(&self.servers, place), one.port);
         let mut ports: BTreeMap<_, usize> = BTreeMap::new();
         kept.iter().enumerate().for_each(|one| *ports.entry(port(one)).or_default() += 1);
         let ended = || kept.iter().enumerate().filter(|(_, one)| one.ended.is_some());
@@ -144,8 +168,14 @@ impl Callers {
         }
     }
 
+    /// When all new connections have been answered, or have failed.
+    pub(crate) fn settled(&self) -> ConnectionReport {
+        std::thread::sleep(PATIENCE);
+        self.report()
+    }
+
     /// Segments of kept connections that the pods' kernels have sent again, since the connections began.
-    pub(super) fn sent_again(&self) -> Result<u64> {
+    pub(crate) fn sent_again(&self) -> Result<u64> {
         let mut all = 0;
         for pod in &self.pods {
             let text = pod.exec("ss", &["-tinOH", "state", "established", "dport", "=", &format!(":{ECHO_PORT}")])?;
@@ -161,14 +191,14 @@ impl Callers {
         Ok(all)
     }
 
-    pub(super) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         Background::finish_all(self.callers)
     }
 }
 
-/// By turns of both families.
-fn server(number: usize) -> IpAddr {
-    plan::SERVER.both()[number % 2]
+/// The server's address for a connection.
+fn by_turns(servers: &[IpAddr], number: usize) -> IpAddr {
+    servers[number % servers.len()]
 }
 
 /// Which part of the time between two messages a connection begins at, so that they do not all speak at once.
@@ -209,17 +239,17 @@ async fn talk(
     Err(ErrorKind::Other.into())
 }
 
-/// New connections, by turns of both families, for as long as it is let.
-async fn call(every: Duration, records: &Arc<Mutex<CallRecords>>) {
+/// New connections, to the server's addresses by turns, for as long as it is let.
+async fn call(servers: &[IpAddr], every: Duration, records: &Arc<Mutex<CallRecords>>) {
     let mut ticks = interval(every);
     // A machine that is late is late: what it would have asked in between says nothing.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     for number in 0.. {
         ticks.tick().await;
-        let records = Arc::clone(records);
+        let (records, to) = (Arc::clone(records), SocketAddr::new(by_turns(servers, number), HTTP_PORT));
         tokio::spawn(async move {
             let began = Instant::now();
-            let asked = timeout(PATIENCE, ask(SocketAddr::new(server(number), HTTP_PORT))).await;
+            let asked = timeout(PATIENCE, ask(to)).await;
             let seen = asked.unwrap_or_else(|_late| Err(ErrorKind::TimedOut.into())).map_err(|error| error.kind());
             lock(&records).calls.push(Call { began, seen });
         });

