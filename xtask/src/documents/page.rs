@@ -48,6 +48,8 @@ pub(crate) struct Shown {
     pub(crate) line: String,
     /// It says that the lab does not run it, or its block does.
     pub(crate) not_run: bool,
+    /// It says that the tests on real nodes run it, or its block does.
+    pub(crate) on_nodes: bool,
     pub(crate) prints: Vec<String>,
 }
 
@@ -91,7 +93,8 @@ pub(crate) fn blocks(page: &Path, text: &str) -> Result<Vec<Block>, Wrong> {
         }
         let mut block = Block { scene, commands };
         for command in &mut block.commands {
-            command.not_run |= before.says_not_run();
+            command.on_nodes |= before.says(&[RUN_ON_NODES]) && !command.says_otherwise();
+            command.not_run |= before.says(&[NOT_RUN, RUN_ON_NODES]);
             command.check()?;
         }
         blocks.push(block);
@@ -136,14 +139,14 @@ impl Before {
         }
     }
 
-    fn says_not_run(&self) -> bool {
-        says_not_run(&self.words)
+    fn says(&self, marks: &[&str]) -> bool {
+        says(&self.words, marks)
     }
 }
 
-fn says_not_run(text: &str) -> bool {
+fn says(text: &str, marks: &[&str]) -> bool {
     let text = text.to_lowercase();
-    [NOT_RUN, RUN_ON_NODES].iter().any(|words| text.contains(words))
+    marks.iter().any(|words| text.contains(words))
 }
 
 /// One command in each line. A block that is not run may continue in the next line; in any other that is an error, since the
@@ -169,8 +172,10 @@ fn prompted(place: &Position, inside: Vec<(usize, String)>) -> Result<Vec<Shown>
 
 fn shown(place: &Position, number: usize, line: String) -> Shown {
     let place = format!("{}:{}", place.page.display(), number + 1);
-    let not_run = line.split_once(" #").is_some_and(|(_, comment)| says_not_run(comment));
-    Shown { place, line, not_run, prints: Vec::new() }
+    let comment = line.split_once(" #").map(|(_, comment)| comment).unwrap_or_default();
+    let on_nodes = says(comment, &[RUN_ON_NODES]);
+    let not_run = on_nodes || says(comment, &[NOT_RUN]);
+    Shown { place, line, not_run, on_nodes, prints: Vec::new() }
 }
 
 impl Shown {
@@ -186,6 +191,11 @@ impl Shown {
                 self.place, self.line
             )
         })
+    }
+
+    /// The comment of a line counts more than the words before its block.
+    fn says_otherwise(&self) -> bool {
+        self.not_run && !self.on_nodes
     }
 
     fn check(&self) -> Result<(), Wrong> {
@@ -250,6 +260,39 @@ mod tests {
         }
         assert_eq!(wrong, Vec::<String>::new());
         assert!(run > 30, "only {run} commands are run");
+    }
+
+    /// The tests on real nodes have each of them as it is shown.
+    #[test]
+    fn every_command_that_is_run_on_real_nodes_is_in_their_tests() {
+        let folder = egress_toolchain::Paths::find().expect("a clone").root.join("crates/scenarios/src/nodes/steps");
+        let files = std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let tests: String = files.map(|file| std::fs::read_to_string(file).expect("a file")).collect();
+        let (mut missing, mut found) = (Vec::new(), 0);
+        for page in pages().expect("pages") {
+            let blocks = blocks(&page, &read(&page).expect("a page")).expect("a sound page");
+            for shown in blocks.iter().flat_map(|block| &block.commands).filter(|command| command.on_nodes) {
+                let command = shown.line.split(" #").next().unwrap_or_default().trim();
+                found += 1;
+                if !tests.contains(command) {
+                    missing.push(format!("{}: {command}", shown.place));
+                }
+            }
+        }
+        assert_eq!(missing, Vec::<String>::new());
+        assert!(found > 40, "only {found} commands");
+    }
+
+    #[test]
+    fn what_is_run_on_real_nodes_says_so_itself_or_before_its_block() {
+        let on_nodes = |text: &str| -> Vec<String> {
+            let commands = of(text).expect("a page").into_iter().flat_map(|block| block.commands);
+            commands.filter(|command| command.on_nodes).map(|command| command.line).collect()
+        };
+        let page = "Run on real nodes.\n\n```sh\nkubectl x\nkind x    # not run here\n```\n";
+        assert_eq!(on_nodes(page), ["kubectl x"]);
+        let page = "Not run here.\n\n```sh\nkubectl x    # run on real nodes\nkind x\n```\n";
+        assert_eq!(on_nodes(page), ["kubectl x    # run on real nodes"]);
     }
 
     #[test]

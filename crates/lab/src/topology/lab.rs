@@ -135,6 +135,13 @@ impl Lab {
         Ok(name)
     }
 
+    /// Makes a control group of [`add_cgroup`](Self::add_cgroup), by its whole name, again without the groups in it. It must have no
+    /// processes.
+    pub fn remake_cgroup(&self, name: &str) -> Result<()> {
+        teardown::remove_cgroup(name)?;
+        teardown::make_cgroup(name)
+    }
+
     /// The switch of the nodes' network; its port to node i is called like the node.
     pub fn lan(&self) -> &Netns {
         &self.world.lan

@@ -154,7 +154,7 @@ pub fn make_cgroup(name: &str) -> Result<()> {
 }
 
 /// A group whose last process has just been killed is busy for a moment.
-fn remove_cgroup(name: &str) -> Result<()> {
+pub fn remove_cgroup(name: &str) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(5);
     for group in cgroup_hierarchies().iter().map(|hierarchy| hierarchy.join(name)) {
         while let Err(error) = remove_groups(&group) {

@@ -1,15 +1,20 @@
 //! `cargo xtask test --only cluster`: the product on two real Kubernetes nodes with a bridge CNI, installed and removed as
 //! docs/install.md has it.
 //!
-//! One cluster (`cluster`) serves all tests (`steps`), since it takes most of a minute to come up. Each test says in what state
-//! it leaves the cluster; the others run even if one fails. `programs` names what is missing on this machine.
+//! One cluster (`cluster`, of `node`s) serves all tests (`steps`), since it takes most of a minute to come up. Each test says in
+//! what state it leaves the cluster; the others run even if one fails. What the documents show is typed in the `shell`. `programs`
+//! names what is missing on this machine.
 
 mod cluster;
+mod node;
 mod pki;
+mod processes;
 mod programs;
+mod shell;
 mod steps;
 
 use crate::prelude::*;
+use egress_lab::test::Skip;
 use egress_lab::yield_to_signal;
 use egress_toolchain::{Paths, Progress};
 use programs::NodePrograms;
@@ -21,7 +26,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     STEPS.iter().map(|step| step.name)
 }
 
-/// What came of one test: its name, the error, the seconds.
+/// What came of one test: its name, and the error, which may be a [`Skip`].
 pub type TestResult = (&'static str, Result<()>);
 
 /// Runs the tests whose name contains the filter, after the tests that they depend on.
@@ -36,13 +41,15 @@ pub fn run(filter: &str, paths: &Paths) -> Result<Vec<TestResult>> {
     println!("logs: {}", logs.display());
     let mut test = NodeTest::start(&programs, &logs, &progress)?;
     let mut ended = Vec::new();
-    for step in STEPS.iter().filter(|step| step.is_shared || is_chosen(step)) {
+    let chosen: Vec<&TestStep> = STEPS.iter().filter(|step| step.is_shared || is_chosen(step)).collect();
+    for (number, step) in chosen.iter().enumerate() {
         let begin = Instant::now();
-        progress.step(&format!("test {} ...", step.name));
+        progress.step(&format!("test {} of {}: {} ...", number + 1, chosen.len(), step.name));
         let outcome = (step.run)(&mut test);
         let seconds = begin.elapsed().as_secs_f64();
         match &outcome {
             Ok(()) => println!("test {} ... ok ({seconds:.1} s)", step.name),
+            Err(error) if error.is::<Skip>() => println!("test {} ... {error}", step.name),
             Err(error) => {
                 yield_to_signal();
                 println!("test {} ... FAILED ({seconds:.1} s): {error:#}", step.name);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use egress_toolchain::packages::{self, Purpose};
-use egress_toolchain::{Image, Paths, names_an_interpreter};
+use egress_toolchain::{Image, Paths, helm, names_an_interpreter};
 
 /// Of Kubernetes, in the assets' folder.
 const COMPONENTS: [&str; 6] =
@@ -36,6 +36,8 @@ pub(super) struct NodePrograms {
     pub(super) path: String,
     /// The agent's, in one file.
     pub(super) image: PathBuf,
+    /// Without it the chart's test is skipped.
+    pub(super) helm: Option<PathBuf>,
     busybox: PathBuf,
 }
 
@@ -62,7 +64,8 @@ impl NodePrograms {
         let folders = std::iter::once(assets.clone()).chain(packages::unpacked());
         let path = std::env::join_paths(folders.chain(std::env::split_paths(&path)))?;
         let path = path.into_string().ok().context("PATH is no text")?;
-        Ok(Self { kubectl, runc: find("runc")?, plugins, path, image, busybox, assets })
+        let (runc, helm) = (find("runc")?, helm::find(paths));
+        Ok(Self { kubectl, runc, plugins, path, image, helm, busybox, assets })
     }
 
     /// Puts the images of a node into a folder, each as one file.
