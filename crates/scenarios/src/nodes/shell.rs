@@ -28,13 +28,16 @@ impl Shell {
         let copied = Command::new("cp").arg("-r").arg(paths.root.join("deploy")).arg(&folder).status()?;
         ensure!(copied.success(), "cannot copy deploy");
         let built = Built::expected(&paths, false);
-        let (agent, plugin) = (built.agent.clone(), built.plugin());
-        let here = [("kubectl", Some(&programs.kubectl)), ("helm", programs.helm.as_ref())];
-        for (name, program) in
-            here.into_iter().chain([("egress-agent", Some(&agent)), ("kubectl-egress", Some(&plugin))])
-        {
+        let here = [
+            ("kubectl", Some(programs.kubectl.clone())),
+            ("helm", programs.helm.clone()),
+            ("egress-agent", Some(built.agent.clone())),
+            ("egress-router", Some(built.router.clone())),
+            ("kubectl-egress", Some(built.plugin())),
+        ];
+        for (name, program) in here {
             if let Some(program) = program {
-                symlink(program, bin.join(name)).with_context(|| format!("{name}: {}", program.display()))?;
+                symlink(&program, bin.join(name)).with_context(|| format!("{name}: {}", program.display()))?;
             }
         }
         let environment = [

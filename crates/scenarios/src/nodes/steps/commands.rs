@@ -288,5 +288,35 @@ pub(super) fn others(test: &mut NodeTest) -> Result<()> {
     // docs/install.md, "From a version that wrote annotations on Nodes".
     cluster.types("kubectl annotate nodes --all k8s.ovn.org/node-primary-ifaddr- k8s.ovn.org/host-cidrs- k8s.ovn.org/node-subnets- k8s.ovn.org/egress-agent-published- k8s.ovn.org/egress-agent-uplink- k8s.ovn.org/egress-agent-health- k8s.ovn.org/egress-agent-released- k8s.ovn.org/egress-agent-prepared-")?;
     cluster.types("kubectl delete --ignore-not-found validatingadmissionpolicybinding/egress-agent-nodes validatingadmissionpolicy/egress-agent-nodes")?;
-    test.all_are_right()
+    test.all_are_right()?;
+    import_routers(test)
+}
+
+/// docs/operations/egress-router.md, "Migration": what makes router pods of the OpenShift SDN.
+fn import_routers(test: &NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
+    cluster.types("kubectl apply -f deploy/egress-router/controller/egressrouters.yaml")?;
+    let env =
+        [("EGRESS_SOURCE", "192.0.2.99/24"), ("EGRESS_GATEWAY", "192.0.2.1"), ("EGRESS_DESTINATION", "203.0.113.25")];
+    let env = env.map(|(name, value)| json!({"name": name, "value": value}));
+    let labels = json!({"app": "router"});
+    let container = |name: &str| json!({"name": name, "image": "localhost/box:1", "env": env});
+    cluster.apply(&json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "router", "namespace": SELECTED},
+        "spec": {
+            "replicas": 0, "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels, "annotations": {"pod.network.openshift.io/assign-macvlan": "true"}},
+                "spec": {"initContainers": [container("egress-router")], "containers": [container("wait")]},
+            },
+        },
+    }))?;
+    let line = "kubectl get pods,deployments,configmaps,egressrouters -n NAMESPACE -o yaml | egress-router import > routers.yaml";
+    cluster.shell.types(line, &[("NAMESPACE", SELECTED)])?;
+    let routers = fs::read_to_string(cluster.shell.folder.join("routers.yaml"))?;
+    for part in ["NetworkAttachmentDefinition", "192.0.2.99/24", "203.0.113.25"] {
+        ensure!(routers.contains(part), "{part} is not in what was imported:\n{routers}");
+    }
+    cluster.types(&format!("kubectl -n {SELECTED} delete deployment router"))?;
+    cluster.types("kubectl delete -f deploy/egress-router/controller/egressrouters.yaml").map(drop)
 }
