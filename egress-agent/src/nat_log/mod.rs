@@ -125,12 +125,12 @@ pub struct LogRecord {
 
 /// What has been written.
 #[derive(Debug, Default)]
-pub struct Recorder {
+pub struct NatRecorder {
     blocks: HashMap<BlockKey, BlockRecord>,
     pods: BTreeMap<IpAddr, String>,
 }
 
-impl Recorder {
+impl NatRecorder {
     /// The lines about what has changed, and the state after them.
     fn changes(&self, now: Timestamp, blocks: &[GivenBlock], names: &Names) -> (Vec<LogRecord>, Self) {
         let node = names.node.clone().unwrap_or_default();
@@ -188,7 +188,7 @@ impl Recorder {
 /// Writes the log until dropped. `reconciler` knows the names.
 pub async fn run(settings: NatLogSettings, bpffs: PathBuf, reconciler: mpsc::Sender<Question>) {
     info!(file = %settings.path.display(), "the log of NAT begins");
-    let mut writer = Some(Writer { file: LogFile::new(settings), recorder: Recorder::default(), has_begun: false });
+    let mut writer = Some(Writer { file: LogFile::new(settings), recorder: NatRecorder::default(), has_begun: false });
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut tick, mut failing) = (0_u32, false);
@@ -239,7 +239,7 @@ async fn names(reconciler: &mpsc::Sender<Question>) -> Option<Names> {
 
 struct Writer {
     file: LogFile,
-    recorder: Recorder,
+    recorder: NatRecorder,
     has_begun: bool,
 }
 

@@ -66,7 +66,7 @@ fn settings(folder: &std::path::Path, size: u64) -> NatLogSettings {
 }
 
 fn writer(settings: NatLogSettings) -> Writer {
-    Writer { file: LogFile::new(settings), recorder: Recorder::default(), has_begun: false }
+    Writer { file: LogFile::new(settings), recorder: NatRecorder::default(), has_begun: false }
 }
 
 fn history(settings: &NatLogSettings) -> History {

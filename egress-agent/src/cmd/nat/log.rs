@@ -39,7 +39,7 @@ pub(super) struct LogFilters {
 
 /// What is printed.
 #[derive(Debug, Serialize)]
-struct Found {
+struct LogAnswer {
     blocks: Vec<BlockSpan>,
     /// Pods of this node that had the address.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -49,7 +49,7 @@ struct Found {
 }
 
 impl LogFilters {
-    fn found(&self, history: History, unread_lines: u64) -> Found {
+    fn found(&self, history: History, unread_lines: u64) -> LogAnswer {
         let is = |wanted: Option<IpAddr>, address: IpAddr| wanted.is_none_or(|wanted| wanted == address);
         let mut blocks: Vec<BlockSpan> = history.blocks.clone();
         blocks.retain(|BlockSpan { span, block, .. }| {
@@ -68,11 +68,11 @@ impl LogFilters {
             (Some(pod_ip), None) => history.pods.iter().filter(|pod| pod.pod_ip == pod_ip).cloned().collect(),
             (None, _) => Vec::new(),
         };
-        Found { blocks, pods, unread_lines }
+        LogAnswer { blocks, pods, unread_lines }
     }
 }
 
-impl Found {
+impl LogAnswer {
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let end = |to: Option<Timestamp>| to.map_or_else(|| "-".to_owned(), |to| format!("{to:.0}"));
         if self.blocks.is_empty() {

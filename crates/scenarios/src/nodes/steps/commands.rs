@@ -285,9 +285,6 @@ pub(super) fn others(test: &mut NodeTest) -> Result<()> {
     traffic.finish_without_loss()?;
     // docs/install.md, "Settings".
     cluster.types(r#"kubectl -n egress-agent create secret generic egress-agent-metrics --from-literal=token="$(openssl rand -hex 32)""#)?;
-    // docs/install.md, "From a version that wrote annotations on Nodes".
-    cluster.types("kubectl annotate nodes --all k8s.ovn.org/node-primary-ifaddr- k8s.ovn.org/host-cidrs- k8s.ovn.org/node-subnets- k8s.ovn.org/egress-agent-published- k8s.ovn.org/egress-agent-uplink- k8s.ovn.org/egress-agent-health- k8s.ovn.org/egress-agent-released- k8s.ovn.org/egress-agent-prepared-")?;
-    cluster.types("kubectl delete --ignore-not-found validatingadmissionpolicybinding/egress-agent-nodes validatingadmissionpolicy/egress-agent-nodes")?;
     test.all_are_right()?;
     import_routers(test)
 }
