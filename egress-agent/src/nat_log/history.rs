@@ -8,6 +8,8 @@ use serde::Serialize;
 
 use crate::nat_log::{BlockKey, BlockRecord, LogEvent, LogRecord};
 
+/// Times in other logs have seconds, and other clocks. Between two pods a block rests for seconds at least.
+const INEXACT: SignedDuration = SignedDuration::from_secs(1);
 /// A pod's address is written some seconds after the pod has it.
 const LATE: SignedDuration = SignedDuration::from_secs(10);
 
@@ -20,8 +22,9 @@ pub struct Span {
 }
 
 impl Span {
+    /// Whether it was so at that time, to a second.
     pub fn contains(&self, time: Timestamp) -> bool {
-        self.from <= time && self.to.is_none_or(|to| time <= to)
+        self.from.duration_since(time) <= INEXACT && self.to.is_none_or(|to| time.duration_since(to) <= INEXACT)
     }
 }
 

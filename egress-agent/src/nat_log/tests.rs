@@ -104,7 +104,10 @@ fn blocks_and_pods_are_written_once_and_their_ends_too() {
     assert_eq!(spans, [span(4, Some(30)), span(20, None)]);
     assert_eq!(history.pods.iter().map(|pod| pod.span).collect::<Vec<_>>(), [span(10, Some(30))]);
     assert_eq!(history.pod_at(ip(POD), at(25)).map(|pod| pod.pod.as_str()), Some("red/one"));
-    assert!(history.pod_at(ip(POD), at(31)).is_none());
+    assert!(history.pod_at(ip(POD), at(32)).is_none());
+    for (time, is_there) in [(2, false), (3, true), (31, true), (32, false)] {
+        assert_eq!(history.blocks[0].span.contains(at(time)), is_there, "{time}");
+    }
     assert!(history.pod_at(ip(POD), at(4)).is_some(), "its address is seen some seconds later");
 }
 

@@ -29,7 +29,7 @@ pub(super) struct LogFilters {
     /// Only blocks of the pod with this address, and the pods of this node that had it
     #[arg(long, env = "EGRESS_AGENT_NAT_POD_IP", value_name = "ADDRESS")]
     pod_ip: Option<IpAddr>,
-    /// Only what was so at this time, as in 2026-05-01T12:00:00Z
+    /// Only what was so at this time, to a second, as in 2026-05-01T12:00:00Z
     #[arg(long, env = "EGRESS_AGENT_NAT_AT", value_name = "TIME")]
     at: Option<Timestamp>,
     /// Format of the output
