@@ -211,7 +211,7 @@ mod tests {
     }
 
     /// Allowed names of values, the unit if there is one. Without a name clap repeats the flag's.
-    const VALUES: [&str; 21] = [
+    const VALUES: [&str; 22] = [
         "ADDRESS",
         "ADDRESS:PORT",
         "ADDRESS[:PORT]",
@@ -233,6 +233,7 @@ mod tests {
         "PERCENT",
         "PORT",
         "SECONDS",
+        "TIME",
     ];
 
     #[test]
