@@ -43,7 +43,7 @@ pub(crate) enum PluginCommand {
     Drops(AgentCommandArgs),
     /// Follow a packet of a pod over its node and its gateway node, without sending one
     Trace(PathArgs),
-    /// Name the pods that use an egress IP now, or one of its ports
+    /// Name the pods that use an egress IP now, or one of its ports; or the pod that had a port at a time
     Who(WhoArgs),
     /// Move a node's egress IPs to other nodes, and assign it none
     Drain(DrainCommandArgs),
@@ -134,6 +134,9 @@ pub(crate) struct WhoArgs {
     /// Destination of the packet: one port serves several destinations at the same time
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     pub(crate) to: Option<WorldEnd>,
+    /// When the port was seen, as in 2026-05-01T12:00:00Z: the logs of NAT of all nodes are read
+    #[arg(long, value_name = "TIME", conflicts_with = "to")]
+    pub(crate) at: Option<String>,
     /// Format of the output
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub(crate) output: Format,

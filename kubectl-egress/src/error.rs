@@ -43,6 +43,8 @@ pub(crate) enum PluginError {
          is not found"
     )]
     NotAssigned(IpAddr),
+    #[error("--at needs the port too, as in 192.0.2.10:23210: an address belongs to many pods at a time")]
+    NoPort,
     #[error("the agent on {node} ({pod}) cannot answer: {why}")]
     Refused { node: String, pod: String, why: String },
     #[error("the answer of the agent on {node} cannot be read ({source}): is it of another version than this plugin?")]

@@ -1,7 +1,10 @@
-//! `kubectl egress who`: which pods use an egress IP now, from the statuses of all objects and the NAT mappings of the gateway.
+//! `kubectl egress who`: which pods use an egress IP now, from the statuses of all objects and the NAT mappings of the gateway; or
+//! the pod that had a port at a time ([`past`]).
 //!
 //! A mapping names the pod by its address. The pod that has the address now is named: another pod may have had it when the
 //! mapping was made.
+
+mod past;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -133,12 +136,21 @@ fn name_pods(users: &mut [AddressUser], node: &str, pods: &[PlacedPod]) {
 }
 
 pub(crate) async fn run(args: &WhoArgs, cluster: &ClusterApi, exec: &impl Exec) -> Result<ExitCode, PluginError> {
-    let answer = ask(args, cluster, exec).await?;
-    match args.output {
-        Format::Table => print!("{}", answer.text()),
-        Format::Json => println!("{}", serde_json::to_string_pretty(&answer).map_err(PluginError::Unwritten)?),
+    if let Some(at) = &args.at {
+        let port = args.seen.port.ok_or(PluginError::NoPort)?;
+        let answer = past::ask(args, (port, at), cluster, exec).await?;
+        return printed(args.output, &answer, &answer.text(), answer.users.is_empty());
     }
-    Ok(if answer.users.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let answer = ask(args, cluster, exec).await?;
+    printed(args.output, &answer, &answer.text(), answer.users.is_empty())
+}
+
+fn printed(format: Format, answer: &impl Serialize, text: &str, is_empty: bool) -> Result<ExitCode, PluginError> {
+    match format {
+        Format::Table => print!("{text}"),
+        Format::Json => println!("{}", serde_json::to_string_pretty(answer).map_err(PluginError::Unwritten)?),
+    }
+    Ok(if is_empty { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 async fn ask(args: &WhoArgs, cluster: &ClusterApi, exec: &impl Exec) -> Result<WhoAnswer, PluginError> {

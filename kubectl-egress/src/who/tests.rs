@@ -3,6 +3,7 @@
 use clap::Parser;
 use serde_json::{Value, json};
 
+use super::past::PastAnswer;
 use super::*;
 use crate::arguments::{Cli, PluginCommand};
 use crate::cluster::testing::{agent, cluster, egress_ip, pod};
@@ -100,4 +101,66 @@ async fn an_incomplete_list_is_no_answer() {
         PlayedExec::new(|_, _| Finished { code: 1, stdout: b"[]".to_vec(), stderr: b"error: no pins\n".to_vec() });
     let error = ask(&args, &cluster(&lists()), &exec).await.expect_err("incomplete").to_string();
     assert_eq!(error, "the agent on worker2 (egress-agent/agent-worker2) cannot answer: no pins");
+}
+
+fn block(first: u16, pod_ip: &str, pod_node: &str, from: &str) -> Value {
+    json!({
+        "from": from, "to": "2026-05-01T13:00:00Z", "node": "worker2", "egress_ip": "172.18.0.100", "first_port": first,
+        "last_port": first + 63, "pod_ip": pod_ip, "given_ns": 1, "pod_node": pod_node, "object": "first",
+    })
+}
+
+async fn past(
+    line: &str,
+    logs: impl Fn(&str, &str) -> Result<Value, &'static str> + 'static,
+) -> (PastAnswer, Vec<String>) {
+    let line = std::iter::once("kubectl-egress").chain(line.split(' '));
+    let PluginCommand::Who(args) = Cli::parse_from(line).command else { panic!("another command") };
+    let exec = PlayedExec::new(move |node, arguments| match logs(node, arguments) {
+        Ok(log) => Finished { stdout: serde_json::to_vec(&log).expect("JSON"), ..Finished::default() },
+        Err(why) => Finished { code: 1, stderr: why.as_bytes().to_vec(), ..Finished::default() },
+    });
+    let (port, at) = (args.seen.port.expect("a port"), args.at.clone().expect("a time"));
+    let answer = past::ask(&args, (port, &at), &cluster(&lists()), &exec).await.expect("an answer");
+    let mut asked = exec.asked.take();
+    asked.sort();
+    (answer, asked)
+}
+
+#[tokio::test]
+async fn the_pod_of_a_port_in_the_past_is_named_by_two_nodes() {
+    let (answer, asked) = past("who 172.18.0.100:1030 --at 2026-05-01T12:00:00Z", |node, arguments| {
+        Ok(match (node, arguments.contains("--pod-ip")) {
+            ("worker2", false) => {
+                json!({"blocks": [block(1024, "10.244.1.10", "worker1", "2026-05-01T11:00:00Z")], "unread_lines": 0})
+            }
+            ("worker1", true) => json!({"blocks": [], "pods": [{"pod": "red/one", "from": "x"}], "unread_lines": 0}),
+            _ => json!({"blocks": [], "unread_lines": 0}),
+        })
+    })
+    .await;
+    let at = "nat log --output json --at 2026-05-01T12:00:00Z";
+    let expected = [
+        format!("worker1: {at} --egress-ip 172.18.0.100 --port 1030"),
+        format!("worker1: {at} --pod-ip 10.244.1.10"),
+        format!("worker2: {at} --egress-ip 172.18.0.100 --port 1030"),
+    ];
+    assert_eq!(asked, expected);
+    let expected = "\
+red/one (10.244.1.10) on worker1, by first
+  ports 1024-1087 on gateway worker2 from 2026-05-01T11:00:00Z to 2026-05-01T13:00:00Z
+";
+    assert_eq!(answer.text(), expected);
+}
+
+#[tokio::test]
+async fn nodes_without_a_log_are_named_and_the_others_answer() {
+    let (answer, _) = past("who 172.18.0.100:1030 --at 2026-05-01T12:00:00Z", |node, _| match node {
+        "worker1" => Err("error: /var/log/egress-agent/nat.log: No such file"),
+        _ => Ok(json!({"blocks": [], "unread_lines": 0})),
+    })
+    .await;
+    let text = answer.text();
+    assert!(text.starts_with("no log has a pod for 172.18.0.100:1030 at 2026-05-01T12:00:00Z\nworker1: "), "{text}");
+    assert!(text.contains("nat.log: No such file") && !text.contains("worker2:"), "{text}");
 }
