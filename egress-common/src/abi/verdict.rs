@@ -142,7 +142,7 @@ verdicts! {
     NoNatEntry = 49, Drop, "no_nat_entry";
     /// No port is free towards this destination; with port blocks, none of the pod's, and it gets no further block.
     PortsExhausted = 50, Drop, "ports_exhausted";
-    /// The map `nat` or `flows` is full.
+    /// The map `nat`, `flows` or `blocks` is full.
     MapFull = 51, Drop, "map_full";
     /// No route to the destination by the interface of the egress IP, or by that of any address of the object.
     NoRoute = 52, Drop, "no_route";

@@ -83,7 +83,8 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
         Verdict::NoNatEntry => "No flow matches: egress IPs accept no connections.",
         Verdict::PortsExhausted => {
             "Every port of the address towards this destination is in use (`egress-agent nat count --to ADDRESS:PORT`): give the policy \
-             another address, or use fewer connections."
+             another address, or use fewer connections. With --port-block-size, every port of the pod's own blocks, or the address has \
+             no free block (`egress-agent nat blocks`): use larger or smaller blocks, or more objects."
         }
         Verdict::QuotaExceeded => {
             "`egress-agent nat count` on this node names the pods with most entries. If that many flows are expected, raise \
