@@ -87,8 +87,8 @@ pub fn read(path: &Path, mut visit: impl FnMut(LogRecord)) -> io::Result<u64> {
     files.push(path.to_owned());
     let mut unread = 0;
     for file in files {
-        for line in BufReader::new(File::open(&file)?).lines() {
-            match serde_json::from_str(&line?) {
+        for line in BufReader::new(File::open(&file)?).split(b'\n') {
+            match serde_json::from_slice(&line?) {
                 Ok(record) => visit(record),
                 Err(_) => unread += 1,
             }

@@ -183,7 +183,7 @@ fn what_cannot_be_written_is_written_later() {
         .open(&settings.path)
         .and_then(|mut file| {
             use std::io::Write as _;
-            file.write_all(b"{\"time\":\"20")
+            file.write_all(b"{\"time\":\"20\xff")
         })
         .expect("a line that was cut off");
     let mut read = 0;

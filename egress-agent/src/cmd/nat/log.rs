@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::cmd::page::Output;
-use crate::nat_log::file;
 use crate::nat_log::history::{BlockSpan, History, PodSpan};
+use crate::nat_log::{BlockRecord, LogEvent, LogRecord, file};
 
 /// Where the manifests put it.
 const DEFAULT_FILE: &str = "/var/log/egress-agent/nat.log";
@@ -49,15 +49,24 @@ struct LogAnswer {
 }
 
 impl LogFilters {
-    fn found(&self, history: History, unread_lines: u64) -> LogAnswer {
+    fn takes(&self, block: &BlockRecord) -> bool {
         let is = |wanted: Option<IpAddr>, address: IpAddr| wanted.is_none_or(|wanted| wanted == address);
+        is(self.egress_ip, block.egress_ip)
+            && is(self.pod_ip, block.pod_ip)
+            && self.port.is_none_or(|port| (block.first_port..=block.last_port).contains(&port))
+    }
+
+    /// Names of pods are for the blocks. A log has very many of these.
+    fn concerns(&self, record: &LogRecord) -> bool {
+        match &record.event {
+            LogEvent::Given(block) | LogEvent::TakenBack(block) => self.takes(block),
+            LogEvent::Started | LogEvent::PodHas { .. } | LogEvent::PodHadNoMore { .. } => true,
+        }
+    }
+
+    fn found(&self, history: History, unread_lines: u64) -> LogAnswer {
         let mut blocks: Vec<BlockSpan> = history.blocks.clone();
-        blocks.retain(|BlockSpan { span, block, .. }| {
-            is(self.egress_ip, block.egress_ip)
-                && is(self.pod_ip, block.pod_ip)
-                && self.port.is_none_or(|port| (block.first_port..=block.last_port).contains(&port))
-                && self.at.is_none_or(|at| span.contains(at))
-        });
+        blocks.retain(|block| self.at.is_none_or(|at| block.span.contains(at)));
         for BlockSpan { span, block, .. } in &mut blocks {
             let at = self.at.unwrap_or(span.from);
             block.pod = block.pod.take().or_else(|| history.pod_at(block.pod_ip, at).map(|pod| pod.pod.clone()));
@@ -107,7 +116,11 @@ pub(crate) struct UnreadableLog {
 
 pub(super) fn print(filters: &LogFilters, out: &mut impl Write) -> Result<io::Result<()>, UnreadableLog> {
     let mut history = History::default();
-    let unread = file::read(&filters.file, |record| history.add(record));
+    let unread = file::read(&filters.file, |record| {
+        if filters.concerns(&record) {
+            history.add(record);
+        }
+    });
     let unread = unread.map_err(|source| UnreadableLog { path: filters.file.clone(), source })?;
     let found = filters.found(history, unread);
     let printed = match filters.output {
@@ -117,4 +130,71 @@ pub(super) fn print(filters: &LogFilters, out: &mut impl Write) -> Result<io::Re
         }
     };
     Ok(printed.and_then(|()| out.flush()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse_flags;
+
+    const LOG: &str = r#"{"time":"2026-05-01T10:00:00Z","node":"node1","event":"started"}
+{"time":"2026-05-01T10:00:01Z","node":"node1","event":"pod_has","pod_ip":"10.244.1.10","pod":"red/one"}
+{"time":"2026-05-01T10:00:02Z","node":"node1","event":"given","egress_ip":"172.18.0.100","first_port":1024,"last_port":1087,"pod_ip":"10.244.1.10","given_ns":1,"pod_node":"node1","object":"prod"}
+{"time":"2026-05-01T11:00:00Z","node":"node1","event":"given","egress_ip":"172.18.0.100","first_port":2048,"last_port":2111,"pod_ip":"10.244.2.10","given_ns":2,"pod_node":"node2","object":"prod"}
+{"time":"2026-05-01T12:00:00Z","node":"node1","event":"taken_back","egress_ip":"172.18.0.100","first_port":1024,"last_port":1087,"pod_ip":"10.244.1.10","given_ns":1,"pod_node":"node1","object":"prod"}
+cut of"#;
+
+    fn printed(name: &str, arguments: &str) -> Result<String, UnreadableLog> {
+        let file = std::env::temp_dir().join(format!("egress-agent-nat-{name}-{}.log", std::process::id()));
+        std::fs::write(&file, LOG).expect("a file");
+        let line = format!("--file {} {arguments}", file.display());
+        let filters: LogFilters = parse_flags(line.split(' ').filter(|argument| !argument.is_empty())).expect("a line");
+        let mut out = Vec::new();
+        let printed = print(&filters, &mut out);
+        std::fs::remove_file(&file).expect("remove it");
+        printed?.expect("written");
+        Ok(String::from_utf8(out).expect("text"))
+    }
+
+    #[test]
+    fn spans_are_printed_with_what_is_known_of_the_pod() {
+        let expected = "\
+FROM                  TO                    PORTS        EGRESS IP
+  POD IP  OBJECT  POD, NODE
+2026-05-01T10:00:02Z  2026-05-01T12:00:00Z  1024-1087    172.18.0.100
+  10.244.1.10  prod  red/one on node1
+2026-05-01T11:00:00Z  -                     2048-2111    172.18.0.100
+  10.244.2.10  prod  node2
+1 lines of the log cannot be read
+";
+        assert_eq!(printed("all", "").expect("a log"), expected);
+    }
+
+    #[test]
+    fn each_filter_matches() {
+        for (name, arguments, blocks) in [
+            ("port", "--port 1087", 1),
+            ("other-port", "--port 1088", 0),
+            ("address", "--egress-ip 172.18.0.100", 2),
+            ("other-address", "--egress-ip 172.18.0.101", 0),
+            ("pod", "--pod-ip 10.244.2.10", 1),
+            ("time", "--at 2026-05-01T10:30:00Z", 1),
+            ("later", "--at 2026-05-01T13:00:00Z", 1),
+            ("both", "--at 2026-05-01T11:30:00Z", 2),
+        ] {
+            let text = printed(name, &format!("-o json {arguments}")).expect("a log");
+            let found: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!(found["blocks"].as_array().map(Vec::len), Some(blocks), "{arguments}: {found}");
+        }
+        assert!(printed("none", "--port 9").expect("a log").starts_with("no port block\n"));
+        let pod = printed("name", "--pod-ip 10.244.1.10 --at 2026-05-01T10:30:00Z").expect("a log");
+        assert!(pod.contains("10.244.1.10 was red/one on node1 from 2026-05-01T10:00:01Z to -\n"), "{pod}");
+    }
+
+    #[test]
+    fn a_missing_log_is_named_with_the_flag_that_makes_one() {
+        let filters: LogFilters = parse_flags(["--file", "/nowhere/nat.log"]).expect("a line");
+        let error = print(&filters, &mut Vec::new()).expect_err("no log").to_string();
+        assert!(error.contains("/nowhere/nat.log") && error.contains("--nat-log of the agent"), "{error}");
+    }
 }
