@@ -9,9 +9,10 @@ use super::table::Mutation;
 use egress_toolchain::Paths;
 
 /// What the object and the agent's own tests are built from.
-const FOLDERS: [&str; 6] = ["crates", "egress-common", "egress-ebpf", "egress-agent", "fuzz", "deploy"];
+const FOLDERS: [&str; 8] =
+    ["crates", "egress-common", "egress-ebpf", "egress-agent", "egress-router", "fuzz", "deploy", "docs"];
 /// The host workspace of the copy.
-const KEPT: &str = r#"members = ["crates/*", "egress-agent", "egress-common", "fuzz"]"#;
+const KEPT: &str = r#"members = ["crates/*", "egress-agent", "egress-common", "egress-router", "fuzz"]"#;
 
 /// How the line with the workspace's members begins.
 const MEMBERS: &str = "members = ";
@@ -103,6 +104,19 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A crate of the workspace that the copied ones may depend on is copied and a member there.
+    #[test]
+    fn the_copy_has_every_crate_that_others_depend_on() {
+        let manifest = read(&Paths::find().expect("the clone").root.join("Cargo.toml")).expect("the manifest");
+        let paths = manifest.lines().filter_map(|line| line.split_once("path = \"")?.1.split_once('"'));
+        let folders: Vec<&str> = paths.filter_map(|(path, _)| path.split('/').next()).collect();
+        assert!(folders.len() > 10, "{folders:?}");
+        for folder in folders {
+            let member = if folder == "crates" { "\"crates/*\"".to_owned() } else { format!("\"{folder}\"") };
+            assert!(FOLDERS.contains(&folder) && KEPT.contains(&member), "{folder} is not copied");
+        }
+    }
 
     #[test]
     fn the_copy_becomes_like_the_source_and_equal_files_stay() {
