@@ -7,6 +7,8 @@ use crate::prelude::*;
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 const GATEWAYS: [usize; 2] = [1, 2];
+/// Pods are looked at every five seconds.
+const WRITTEN: Duration = Duration::from_secs(20);
 
 /// What a firewall's log has of a connection.
 struct SeenOutside {
@@ -55,7 +57,7 @@ pub(super) fn names_the_pod(context: &LabContext) -> Result<()> {
 
     println!("a pod has gone, and the agents are others");
     cluster.api.delete("/api/v1/namespaces/red/pods/two")?;
-    until_logged(Path::new(&file_of(&folder, cluster.lab.node(node(2)?))), &["pod_had_no_more"], 2, EFFECT)?;
+    until_logged(Path::new(&file_of(&folder, cluster.lab.node(node(2)?))), &["pod_had_no_more"], 2, WRITTEN)?;
     for number in [1, 2] {
         cluster.agent(number)?.restart()?;
         cluster.serves(number)?;
@@ -88,7 +90,7 @@ fn is_named(cluster: &TestCluster, folder: &Path, name: &str, seen: &SeenOutside
     let at = seen.at.to_string();
     let (address, port) = (seen.source.ip().to_string(), seen.source.port().to_string());
     let pod = cluster.lab.pod(name)?;
-    let block = until(&format!("the log has {}", seen.source), EFFECT, || {
+    let block = until(&format!("the log has {}", seen.source), WRITTEN, || {
         let filters = ["--egress-ip", &address, "--port", &port, "--at", &at];
         let found = GATEWAYS.map(|number| asked(cluster, folder, number, &filters));
         let found: Vec<Value> = found.into_iter().collect::<Result<_>>()?;
@@ -105,8 +107,12 @@ fn is_named(cluster: &TestCluster, folder: &Path, name: &str, seen: &SeenOutside
     let place = cluster.lab.node(pod.node).name();
     ensure!(block["pod_node"] == place.as_str(), "{block:#}");
     let its_node = pod.node.index() + 1;
-    let found = asked(cluster, folder, its_node, &["--pod-ip", &pod_ip.to_string(), "--at", &at])?;
-    ensure!(found["pods"][0]["pod"] == format!("red/{name}"), "{found:#}");
+    // Some seconds after the pod has its address.
+    let named = until(&format!("its node has the name of {pod_ip}"), WRITTEN, || {
+        let found = asked(cluster, folder, its_node, &["--pod-ip", &pod_ip.to_string(), "--at", &at])?;
+        Ok(found["pods"][0]["pod"].as_str().map(str::to_owned))
+    })?;
+    ensure!(named == format!("red/{name}"), "{named}");
     Ok(())
 }
 
