@@ -25,6 +25,10 @@ impl LogFile {
         write(&self.settings.path, lines)
     }
 
+    pub fn is_there(&self) -> bool {
+        self.settings.path.exists()
+    }
+
     pub fn is_full(&self) -> io::Result<bool> {
         Ok(fs::metadata(&self.settings.path)?.len() >= self.settings.size)
     }

@@ -252,7 +252,8 @@ impl Writer {
     /// Writes what has changed. After an error the next call writes it.
     fn write(&mut self, now: Timestamp, blocks: &[GivenBlock], names: &Names) -> io::Result<()> {
         let (lines, next) = self.recorder.changes(now, blocks, names);
-        if !self.has_begun {
+        // Someone may have moved the file away.
+        if !self.has_begun || !self.file.is_there() {
             self.file.append(&self.recorder.state(now, blocks, names))?;
             self.has_begun = true;
         } else if !lines.is_empty() {

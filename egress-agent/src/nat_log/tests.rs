@@ -167,6 +167,17 @@ fn a_full_file_is_followed_by_one_with_all_that_goes_on() {
 }
 
 #[test]
+fn a_file_that_was_moved_away_is_begun_again_with_all_that_goes_on() {
+    let folder = TestFolder::new("moved");
+    let settings = settings(&folder.0, 1 << 20);
+    let mut writer = writer(settings.clone());
+    writer.write(at(10), &[here(1024, 4, 10)], &names(&[])).expect("written");
+    std::fs::rename(&settings.path, folder.0.join("away")).expect("move it");
+    writer.write(at(15), &[here(1024, 4, 15)], &names(&[])).expect("written");
+    assert_eq!(history(&settings).blocks[0].span, span(4, None));
+}
+
+#[test]
 fn what_cannot_be_written_is_written_later() {
     let folder = TestFolder::new("later");
     let below = folder.0.join("not-there-yet");
