@@ -19,7 +19,7 @@ impl LogFile {
         Self { settings }
     }
 
-    /// Appends the lines as a whole, and waits until they are on the disk. It is opened anew each time, so that a file that someone
+    /// Appends the lines as a whole, and waits until they are on the disk. It is opened again each time, so that a file that someone
     /// has moved away is made again.
     pub fn append(&self, lines: &[LogRecord]) -> io::Result<()> {
         write(&self.settings.path, lines)
