@@ -56,7 +56,7 @@ fn write(path: &Path, lines: &[LogRecord]) -> io::Result<()> {
         serde_json::to_writer(&mut text, line)?;
         text.push(b'\n');
     }
-    // It tells who talks to whom.
+    // It tells which pods talk to the world.
     let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
     file.write_all(&text)?;
     file.sync_data()

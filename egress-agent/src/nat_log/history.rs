@@ -37,6 +37,9 @@ pub struct BlockSpan {
     pub node: String,
     #[serde(flatten)]
     pub block: BlockRecord,
+    /// The pod that had the address then, if this node's log names it: the next pod with the address gets open blocks too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
 }
 
 /// An address while it was a pod's.
@@ -73,7 +76,7 @@ impl History {
                     self.open_blocks.insert(key, index);
                 } else if !self.open_blocks.contains_key(&key) {
                     self.open_blocks.insert(key, self.blocks.len());
-                    self.blocks.push(BlockSpan { span: Span { from: time, to: None }, node, block });
+                    self.blocks.push(BlockSpan { span: Span { from: time, to: None }, node, block, pod: None });
                 }
             }
             LogEvent::TakenBack(block) => {

@@ -54,9 +54,6 @@ pub struct BlockRecord {
     pub given_ns: u64,
     /// Node of the pod.
     pub pod_node: String,
-    /// The pod, if it is on the node that writes the line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
 }
@@ -75,7 +72,6 @@ impl BlockRecord {
             pod_ip,
             given_ns: owner.given_ns,
             pod_node: if is_here { own() } else { other() },
-            pod: names.pods.get(&pod_ip).filter(|_| is_here).cloned(),
             object: names.objects.get(&owner.egress_id).cloned(),
         }
     }

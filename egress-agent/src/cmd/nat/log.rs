@@ -67,9 +67,9 @@ impl LogFilters {
     fn found(&self, history: History, unread_lines: u64) -> LogAnswer {
         let mut blocks: Vec<BlockSpan> = history.blocks.clone();
         blocks.retain(|block| self.at.is_none_or(|at| block.span.contains(at)));
-        for BlockSpan { span, block, .. } in &mut blocks {
+        for BlockSpan { span, block, pod, .. } in &mut blocks {
             let at = self.at.unwrap_or(span.from);
-            block.pod = block.pod.take().or_else(|| history.pod_at(block.pod_ip, at).map(|pod| pod.pod.clone()));
+            *pod = history.pod_at(block.pod_ip, at).map(|one| one.pod.clone());
         }
         blocks.sort_by_key(|block| block.span.from);
         let pods = match (self.pod_ip, self.at) {
@@ -89,10 +89,10 @@ impl LogAnswer {
         } else {
             writeln!(out, "{:<20}  {:<20}  {:<11}  EGRESS IP\n  POD IP  OBJECT  POD, NODE", "FROM", "TO", "PORTS")?;
         }
-        for BlockSpan { span, block, .. } in &self.blocks {
+        for BlockSpan { span, block, pod, .. } in &self.blocks {
             let ports = format!("{}-{}", block.first_port, block.last_port);
             writeln!(out, "{:<20.0}  {:<20}  {ports:<11}  {}", span.from, end(span.to), block.egress_ip)?;
-            let pod = block.pod.as_ref().map_or_else(String::new, |pod| format!("{pod} on "));
+            let pod = pod.as_ref().map_or_else(String::new, |pod| format!("{pod} on "));
             let object = block.object.as_deref().unwrap_or("-");
             writeln!(out, "  {}  {object}  {pod}{}", block.pod_ip, block.pod_node)?;
         }
@@ -141,6 +141,8 @@ mod tests {
 {"time":"2026-05-01T10:00:01Z","node":"node1","event":"pod_has","pod_ip":"10.244.1.10","pod":"red/one"}
 {"time":"2026-05-01T10:00:02Z","node":"node1","event":"given","egress_ip":"172.18.0.100","first_port":1024,"last_port":1087,"pod_ip":"10.244.1.10","given_ns":1,"pod_node":"node1","object":"prod"}
 {"time":"2026-05-01T11:00:00Z","node":"node1","event":"given","egress_ip":"172.18.0.100","first_port":2048,"last_port":2111,"pod_ip":"10.244.2.10","given_ns":2,"pod_node":"node2","object":"prod"}
+{"time":"2026-05-01T11:40:00Z","node":"node1","event":"pod_had_no_more","pod_ip":"10.244.1.10","pod":"red/one"}
+{"time":"2026-05-01T11:45:00Z","node":"node1","event":"pod_has","pod_ip":"10.244.1.10","pod":"red/three"}
 {"time":"2026-05-01T12:00:00Z","node":"node1","event":"taken_back","egress_ip":"172.18.0.100","first_port":1024,"last_port":1087,"pod_ip":"10.244.1.10","given_ns":1,"pod_node":"node1","object":"prod"}
 cut of"#;
 
@@ -188,7 +190,20 @@ FROM                  TO                    PORTS        EGRESS IP
         }
         assert!(printed("none", "--port 9").expect("a log").starts_with("no port block\n"));
         let pod = printed("name", "--pod-ip 10.244.1.10 --at 2026-05-01T10:30:00Z").expect("a log");
-        assert!(pod.contains("10.244.1.10 was red/one on node1 from 2026-05-01T10:00:01Z to -\n"), "{pod}");
+        assert!(
+            pod.contains("10.244.1.10 was red/one on node1 from 2026-05-01T10:00:01Z to 2026-05-01T11:40:00Z\n"),
+            "{pod}"
+        );
+    }
+
+    /// A pod that gets the address of one that has ended also gets its open blocks.
+    #[test]
+    fn the_pod_is_the_one_that_had_the_address_then() {
+        for (at, pod) in [("11:30:00", "red/one"), ("11:50:00", "red/three")] {
+            let text = printed("then", &format!("-o json --port 1030 --at 2026-05-01T{at}Z")).expect("a log");
+            let found: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!(found["blocks"][0]["pod"], pod, "{at}");
+        }
     }
 
     #[test]
