@@ -2,11 +2,12 @@
 //! the result of each.
 
 use std::io::{self, ErrorKind};
+use std::net::Ipv6Addr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::prelude::*;
@@ -40,12 +41,17 @@ struct KeptConnection {
 struct Call {
     began: Instant,
     seen: Result<IpAddr, ErrorKind>,
+    /// Another pod has had its port towards this server. The server may still have that connection, in the state TIME-WAIT: then
+    /// the new one depends on NAT entries that know of it.
+    port_of_another: bool,
 }
 
 #[derive(Default)]
 struct CallRecords {
     kept: Vec<KeptConnection>,
     calls: Vec<Call>,
+    /// The number of the pod that has had this port towards this server first, of all new connections so far.
+    ports: BTreeMap<(SocketAddr, u16), usize>,
 }
 
 /// What a crowd has lived through since it was asked last.
@@ -60,7 +66,9 @@ pub(crate) struct ConnectionReport {
     pub(crate) slowest: Duration,
     pub(crate) calls: usize,
     pub(crate) failed: usize,
-    /// From the first failed new connection to the last one.
+    /// Those among them whose port no other pod has had towards the server.
+    pub(crate) failed_alone: usize,
+    /// From the first one among these to the last one.
     pub(crate) failing_for: Duration,
     /// New connections that were seen with another address than the connections's.
     pub(crate) strange: usize,
@@ -100,7 +108,8 @@ impl Callers {
         servers: &[IpAddr],
         egress: &[IpAddr],
     ) -> Result<Self> {
-        let records = CallRecords { kept: vec![KeptConnection::default(); count * pods.len()], calls: Vec::new() };
+        let records =
+            CallRecords { kept: vec![KeptConnection::default(); count * pods.len()], ..CallRecords::default() };
         let records = Arc::new(Mutex::new(records));
         let mut callers = Vec::new();
         for (number, pod) in pods.iter().enumerate() {
@@ -118,7 +127,7 @@ impl Callers {
                             sleep(Duration::from_millis(10)).await;
                         }
                     };
-                    tokio::select! { () = call(&servers, every, &records) => {}, () = stopped => {} }
+                    tokio::select! { () = call(number, &servers, every, &records) => {}, () = stopped => {} }
                 });
                 Ok(())
             })?);
@@ -152,9 +161,10 @@ impl Callers {
         let ended = || kept.iter().enumerate().filter(|(_, one)| one.ended.is_some());
         let slowness =
             |one: &KeptConnection| one.slowest.max(one.waits_since.map_or(Duration::ZERO, |since| since.elapsed()));
-        let failures: Vec<Instant> = calls.iter().filter(|call| call.seen.is_err()).map(|call| call.began).collect();
+        let failed = || calls.iter().filter(|call| call.seen.is_err());
+        let alone: Vec<Instant> = failed().filter(|call| !call.port_of_another).map(|call| call.began).collect();
         let failing_for =
-            failures.iter().max().zip(failures.iter().min()).map_or(Duration::ZERO, |(last, first)| *last - *first);
+            alone.iter().max().zip(alone.iter().min()).map_or(Duration::ZERO, |(last, first)| *last - *first);
         ConnectionReport {
             kept: kept.len(),
             ended: ended().count(),
@@ -162,7 +172,8 @@ impl Callers {
             echoes: kept.iter().map(|one| one.echoes).sum(),
             slowest: kept.iter().filter(|one| one.ended.is_none()).map(slowness).max().unwrap_or_default(),
             calls: calls.len(),
-            failed: failures.len(),
+            failed: failed().count(),
+            failed_alone: alone.len(),
             failing_for,
             strange: calls.iter().filter(|call| call.seen.is_ok_and(|seen| !self.egress.contains(&seen))).count(),
         }
@@ -239,8 +250,8 @@ async fn talk(
     Err(ErrorKind::Other.into())
 }
 
-/// New connections, to the server's addresses by turns, for as long as it is let.
-async fn call(servers: &[IpAddr], every: Duration, records: &Arc<Mutex<CallRecords>>) {
+/// New connections of the pod with this number, to the server's addresses by turns, for as long as it is let.
+async fn call(pod: usize, servers: &[IpAddr], every: Duration, records: &Arc<Mutex<CallRecords>>) {
     let mut ticks = interval(every);
     // A machine that is late is late: what it would have asked in between says nothing.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -249,16 +260,33 @@ async fn call(servers: &[IpAddr], every: Duration, records: &Arc<Mutex<CallRecor
         let (records, to) = (Arc::clone(records), SocketAddr::new(by_turns(servers, number), HTTP_PORT));
         tokio::spawn(async move {
             let began = Instant::now();
-            let asked = timeout(PATIENCE, ask(to)).await;
+            let mut port_of_another = false;
+            let asked = async {
+                let socket = bound(to)?;
+                let port = socket.local_addr()?.port();
+                port_of_another = *lock(&records).ports.entry((to, port)).or_insert(pod) != pod;
+                ask(socket, to).await
+            };
+            let asked = timeout(PATIENCE, asked).await;
             let seen = asked.unwrap_or_else(|_late| Err(ErrorKind::TimedOut.into())).map_err(|error| error.kind());
-            lock(&records).calls.push(Call { began, seen });
+            lock(&records).calls.push(Call { began, seen, port_of_another });
         });
     }
 }
 
+/// With a port, which is known before there is a connection.
+fn bound(to: SocketAddr) -> io::Result<TcpSocket> {
+    let (socket, any) = match to {
+        SocketAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
+        SocketAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
+    };
+    socket.bind((any, 0).into())?;
+    Ok(socket)
+}
+
 /// The address that the server sees.
-async fn ask(to: SocketAddr) -> io::Result<IpAddr> {
-    let mut stream = TcpStream::connect(to).await?;
+async fn ask(socket: TcpSocket, to: SocketAddr) -> io::Result<IpAddr> {
+    let mut stream = socket.connect(to).await?;
     stream.write_all(format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;

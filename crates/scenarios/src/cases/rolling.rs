@@ -35,6 +35,9 @@ pub(super) fn lose_no_more_than_documented(context: &LabContext) -> Result<()> {
     cluster.assignable(3, true)?;
     let pairs = cluster.assign(&egress_ip("rolls", &[V4, V6], &labels("house", "red"), &all()))?;
     println!("assigned: {pairs:?}");
+    // Node 3 begins while the API server is away. With two egress nodes, the other one would lose its lease if the leader ran on it
+    // (docs/adr/0012-ledger-and-leases.md, the leader's own node); nothing moves to a third one.
+    cluster.assignable(1, true)?;
     for name in NAMES {
         cluster.is_seen_as(name, Some(V4), Some(V6))?;
     }
@@ -106,7 +109,7 @@ fn waits_for_the_api_server(cluster: &mut TestCluster, number: usize, connection
     until_logged(cluster.agent(number)?.log(), &["waiting for the API server"], 1, LOADED)?;
     let report = connections.settled();
     println!("while it waits: {report:?}");
-    ensure!(report.calls > 50 && report.failed == 0, "something is lost: {report:?}");
+    ensure!(report.calls > 50 && report.failed_alone == 0, "something is lost: {report:?}");
     let layout = AgentPins::of(cluster.lab.node(node(number)?)).layout()?;
     ensure!(layout.ends_with(OTHER), "it has begun");
     cluster.set_outage(false)
