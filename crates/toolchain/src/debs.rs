@@ -18,6 +18,20 @@ pub fn root(folder: &Path) -> PathBuf {
     folder.join("root")
 }
 
+/// The dynamic loader of packages of another release, and the folder of their libraries. The machine's own loader does not fit
+/// another release's libc.
+pub fn loader(root: &Path) -> Result<(PathBuf, PathBuf)> {
+    let libraries = root.join("usr/lib").join(Arch::own().multiarch());
+    // `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`.
+    let is_loader =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-linux-"));
+    let mut entries = fs::read_dir(&libraries).into_iter().flatten().flatten().map(|entry| entry.path());
+    let Some(loader) = entries.find(is_loader) else {
+        bail!("{} has no dynamic loader; remove the folder and try again", libraries.display());
+    };
+    Ok((loader, libraries))
+}
+
 /// Which package lists are read.
 #[derive(Clone, Debug)]
 pub enum PackageLists {
@@ -135,6 +149,12 @@ impl PackageLists {
         Ok(text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
     }
 
+    /// The version of the package that would be installed, as Debian writes it. `None` without the package, or without lists.
+    pub fn version(&self, package: &str) -> Option<String> {
+        let text = output(self.command("apt-cache").args(["policy", package])).ok()?;
+        candidate(&text).map(str::to_owned)
+    }
+
     fn download(&self, folder: &Path, names: &[String]) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         run(self.command("apt-get").args(["-qq", "download"]).args(names).current_dir(folder))
@@ -227,6 +247,12 @@ fn with_fresh_lists<T>(lists: &PackageLists, progress: &Progress, attempt: impl 
     attempt()
 }
 
+/// Of the output of `apt-cache policy`.
+fn candidate(policy: &str) -> Option<&str> {
+    let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "))?;
+    (version != "(none)").then_some(version)
+}
+
 /// The names in the lines `Inst NAME (VERSION ...)`.
 fn planned(simulation: &str) -> impl Iterator<Item = &str> {
     simulation.lines().filter_map(|line| line.strip_prefix("Inst ")).filter_map(|rest| rest.split_whitespace().next())
@@ -264,6 +290,15 @@ mod tests {
     fn the_plan_of_apt_is_read() {
         let text = "Reading state information...\nInst libllvm22 (1:22.1.8-1 Debian:12 [amd64])\nInst rustc-web (1.96)\nConf rustc-web (1.96)\n";
         assert_eq!(planned(text).collect::<Vec<_>>(), ["libllvm22", "rustc-web"]);
+    }
+
+    #[test]
+    fn the_candidate_is_read() {
+        let policy =
+            "qemu-system-x86:\n  Installed: (none)\n  Candidate: 1:7.2+dfsg-7\n  Version table:\n     1:7.2 500\n";
+        assert_eq!(candidate(policy), Some("1:7.2+dfsg-7"));
+        assert_eq!(candidate("runc:\n  Installed: (none)\n  Candidate: (none)\n"), None);
+        assert_eq!(candidate(""), None);
     }
 
     #[test]

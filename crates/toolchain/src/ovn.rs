@@ -41,9 +41,7 @@ impl OvnPrograms {
     /// Those that [`ensure`] has unpacked.
     pub fn expected(paths: &Paths) -> Result<Self> {
         let root = debs::root(&paths.ovn());
-        let libraries = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
-        let loader = loader(&libraries)
-            .with_context(|| format!("{} has no dynamic loader; remove {}", root.display(), paths.ovn().display()))?;
+        let (loader, libraries) = debs::loader(&root)?;
         Ok(Self { root, loader, libraries })
     }
 
@@ -97,10 +95,4 @@ impl OvnPrograms {
         let folder = if name == "vswitch" { "openvswitch" } else { "ovn" };
         self.root.join(format!("usr/share/{folder}/{name}.ovsschema"))
     }
-}
-
-/// `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`.
-fn loader(libraries: &Path) -> Option<PathBuf> {
-    let mut entries = fs::read_dir(libraries).ok()?.flatten().map(|entry| entry.path());
-    entries.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-linux-")))
 }

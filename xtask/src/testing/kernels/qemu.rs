@@ -1,15 +1,23 @@
-//! The machine that another kernel runs on: qemu, the system's own or one from the distribution's packages.
+//! The machine that another kernel runs on: qemu, the system's own, or one from packages of the distribution or of Debian 13.
+//!
+//! Without KVM each of the guest's processors is a thread that translates, which qemu does safely since 8.1. Where neither the
+//! system nor its distribution has that, Debian 13's qemu is unpacked and run by its own dynamic loader, as Open vSwitch and OVN
+//! are. Where that cannot be had, one thread translates for all processors, which is slower.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use egress_toolchain::debs::{self, PackageLists};
 use egress_toolchain::{Arch, Paths, Progress, packages};
 
 /// What qemu reads at run time, beside the libraries.
 const OWN: [&str; 2] = ["qemu-system-", "seabios"];
+
+/// The release of Debian whose qemu is used where the machine's is older than [`SAFE_THREADS`]: it has 10.0.
+const SUITE: &str = "trixie";
 
 /// Processors of the guest.
 pub(super) const CPUS: usize = 2;
@@ -21,7 +29,16 @@ const SAFE_THREADS: (u32, u32) = (8, 1);
 
 /// Major and minor number, of "QEMU emulator version 7.2.22 (Debian ...)".
 fn version_of(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
+    numbers(text.split_once("version ")?.1)
+}
+
+/// Likewise, of a package's version: "1:7.2+dfsg-7+deb12u18".
+fn version_of_package(text: &str) -> Option<(u32, u32)> {
+    numbers(text.split_once(':').map_or(text, |(_epoch, version)| version))
+}
+
+fn numbers(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
@@ -32,13 +49,22 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
 const KERNEL_ARGUMENTS: &str = "quiet panic=-1 oops=panic watchdog_thresh=60 softlockup_panic=1 \
     mitigations=off init_on_alloc=0 hardened_usercopy=off rcupdate.rcu_expedited=1 -- guest";
 
-/// qemu, and what it needs to find its libraries where it is unpacked and not installed.
+/// qemu, and how it is started.
 pub(super) struct Qemu {
     arch: Arch,
     program: PathBuf,
-    libraries: Option<std::ffi::OsString>,
+    /// Where it is unpacked and not installed.
+    unpacked: Option<Unpacked>,
     /// Its processors may be translated by threads of their own.
     has_safe_threads: bool,
+}
+
+/// Packages of qemu, and what it needs to find its parts there.
+enum Unpacked {
+    /// Of this machine's release.
+    Own { libraries: OsString },
+    /// Of Debian 13.
+    OtherRelease { root: PathBuf, loader: PathBuf, libraries: PathBuf },
 }
 
 /// How the guest's processor is made.
@@ -56,8 +82,22 @@ impl Qemu {
             Arch::Amd64 => ("qemu-system-x86_64", "qemu-system-x86", "qemu"),
             Arch::Arm64 => ("qemu-system-aarch64", "qemu-system-arm", "qemu-arm"),
         };
-        if let Some(program) = packages::find(name) {
-            return Ok(Self::new(arch, program, None));
+        let installed = packages::find(name).map(|program| Self::new(arch, program, None));
+        let own_is_safe = match &installed {
+            Some(qemu) => qemu.has_safe_threads,
+            None => {
+                let version = PackageLists::OfMachine.version(package);
+                version.as_deref().and_then(version_of_package) >= Some(SAFE_THREADS)
+            }
+        };
+        if !own_is_safe {
+            match Self::of_other_release(paths, arch, (name, package, folder), progress) {
+                Ok(qemu) => return Ok(qemu),
+                Err(error) => println!("{error:#}: this machine's qemu is used, by one thread if it is older than 8.1"),
+            }
+        }
+        if let Some(qemu) = installed {
+            return Ok(qemu);
         }
         let folder = paths.kernels().join(folder);
         if !folder.exists() {
@@ -68,11 +108,33 @@ impl Qemu {
         let multiarch = Arch::own().multiarch();
         let libraries = [format!("usr/lib/{multiarch}"), format!("lib/{multiarch}")].map(|library| root.join(library));
         let libraries = std::env::join_paths(libraries).context("the target folder's name has a colon")?;
-        Ok(Self::new(arch, root.join("usr/bin").join(name), Some(libraries)))
+        Ok(Self::new(arch, root.join("usr/bin").join(name), Some(Unpacked::Own { libraries })))
     }
 
-    fn new(arch: Arch, program: PathBuf, libraries: Option<std::ffi::OsString>) -> Self {
-        let mut qemu = Self { arch, program, libraries, has_safe_threads: false };
+    fn of_other_release(
+        paths: &Paths,
+        arch: Arch,
+        (name, package, folder): (&str, &str, &str),
+        progress: &Progress,
+    ) -> Result<Self> {
+        let folder = paths.kernels().join(format!("{folder}-{SUITE}"));
+        if !folder.exists() {
+            let lists = PackageLists::of_release(SUITE, paths);
+            let choose = || lists.closure(&[package], &OWN);
+            debs::fetch((&folder, name), &lists, progress, choose, |_| Ok(()))?;
+        }
+        let root = debs::root(&folder);
+        let (loader, libraries) = debs::loader(&root)?;
+        let program = root.join("usr/bin").join(name);
+        let qemu = Self::new(arch, program, Some(Unpacked::OtherRelease { root, loader, libraries }));
+        if !qemu.has_safe_threads {
+            bail!("{} does not start; remove the folder and try again", folder.display());
+        }
+        Ok(qemu)
+    }
+
+    fn new(arch: Arch, program: PathBuf, unpacked: Option<Unpacked>) -> Self {
+        let mut qemu = Self { arch, program, unpacked, has_safe_threads: false };
         let version = qemu.command().arg("--version").output();
         let version = version.ok().and_then(|output| version_of(&String::from_utf8_lossy(&output.stdout)));
         qemu.has_safe_threads = version >= Some(SAFE_THREADS);
@@ -80,11 +142,23 @@ impl Qemu {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        if let Some(libraries) = &self.libraries {
-            command.env("LD_LIBRARY_PATH", libraries);
+        match &self.unpacked {
+            None => Command::new(&self.program),
+            Some(Unpacked::Own { libraries }) => {
+                let mut command = Command::new(&self.program);
+                command.env("LD_LIBRARY_PATH", libraries);
+                command
+            }
+            // Started by the loader, it takes the loader's place for its own, and looks for firmware beside it.
+            Some(Unpacked::OtherRelease { root, loader, libraries }) => {
+                let mut command = Command::new(loader);
+                command.arg("--library-path").arg(libraries).arg(&self.program);
+                for firmware in ["usr/share/qemu", "usr/share/seabios"] {
+                    command.arg("-L").arg(root.join(firmware));
+                }
+                command
+            }
         }
-        command
     }
 
     pub(super) fn is_native(&self) -> bool {
@@ -103,7 +177,7 @@ impl Qemu {
 
     /// The serial lines, the kernel's console into the file `console`, and the guest's line to our pipe.
     fn lines(&self, command: &mut Command, console: &Path) {
-        let mut to_file = std::ffi::OsString::from("file:");
+        let mut to_file = OsString::from("file:");
         to_file.push(console);
         command.arg("-serial").arg(to_file);
         match self.arch {
@@ -170,5 +244,13 @@ mod tests {
         assert_eq!(version_of("QEMU emulator version 10.0.2"), Some((10, 0)));
         assert!(version_of(old) < Some(SAFE_THREADS) && None < Some(SAFE_THREADS));
         assert_eq!(version_of("no qemu"), None);
+    }
+
+    #[test]
+    fn the_version_of_a_package_is_read() {
+        assert_eq!(version_of_package("1:7.2+dfsg-7+deb12u18+b3"), Some((7, 2)));
+        assert_eq!(version_of_package("1:10.0.13+ds-0+deb13u1"), Some((10, 0)));
+        assert_eq!(version_of_package("8.2"), Some((8, 2)));
+        assert_eq!(version_of_package("none"), None);
     }
 }
