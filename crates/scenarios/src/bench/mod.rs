@@ -19,6 +19,7 @@ mod isolation;
 mod limits;
 mod machine;
 mod nat_entries;
+mod nat_log;
 mod peers;
 mod plan;
 mod prog_addresses;
@@ -67,7 +68,7 @@ pub struct BenchArgs {
     /// How often each cell is measured [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Seconds per cell [default: 0.5]; with --only isolation, --only stalls and --only limits those of each part
+    /// Seconds per cell [default: 0.5]; with --only isolation, --only stalls and --only limits those of each part, with --only nat-log of all
     #[arg(long)]
     seconds: Option<f64>,
     /// What the namespaces' names begin with
@@ -207,6 +208,9 @@ fn measure(
     }
     if effort.works.contains(&Work::EgressRouter) {
         router::measure(built, prefix, cores, effort, say, results)?;
+    }
+    if effort.works.contains(&Work::NatLog) {
+        nat_log::measure(built, prefix, effort.under_load.unwrap_or(nat_log::USUAL), say, results)?;
     }
     // The last one, since it takes all of this process to the agent's CPU.
     if effort.works.contains(&Work::Stalls) {

@@ -117,10 +117,12 @@ pub(super) enum Work {
     Limits,
     /// Packets through an egress router's pod, and its ADD and DEL (two minutes, not in a default run)
     EgressRouter,
+    /// The volume of the log of NAT: 1,000 pods with 100 connections a second (seven minutes, not in a default run)
+    NatLog,
 }
 
 impl Work {
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::TcpRr,
         Self::TcpCrr,
         Self::UdpRr,
@@ -136,6 +138,7 @@ impl Work {
         Self::Stalls,
         Self::Limits,
         Self::EgressRouter,
+        Self::NatLog,
     ];
 
     /// What the names of its rows begin with.
@@ -156,6 +159,7 @@ impl Work {
             Self::Stalls => "stalls",
             Self::Limits => "limits",
             Self::EgressRouter => "egress router",
+            Self::NatLog => "NAT log",
         }
     }
 
@@ -166,12 +170,13 @@ impl Work {
             Self::Forwarding | Self::Forwarding6 | Self::Cores | Self::Churn | Self::EgressRouter => "packets/s",
             Self::Programs => "ns",
             Self::Isolation | Self::Stalls => "ms",
+            Self::NatLog => "MB",
         }
     }
 
     /// Whether it is measured where nothing is asked for: what takes minutes has to be.
     pub(super) const fn is_default(self) -> bool {
-        !matches!(self, Self::Isolation | Self::Stalls | Self::Limits | Self::EgressRouter)
+        !matches!(self, Self::Isolation | Self::Stalls | Self::Limits | Self::EgressRouter | Self::NatLog)
     }
 
     pub(super) const fn family(self) -> Family {
@@ -194,7 +199,7 @@ impl Work {
             | Self::Forwarding6
             | Self::Cores
             | Self::Churn => true,
-            Self::Programs | Self::Isolation | Self::Stalls | Self::Limits | Self::EgressRouter => false,
+            Self::Programs | Self::Isolation | Self::Stalls | Self::Limits | Self::EgressRouter | Self::NatLog => false,
         }
     }
 }

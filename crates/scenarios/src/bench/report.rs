@@ -80,7 +80,7 @@ impl ResultsTable {
             () if unit == "ns" => Self::Programs,
             () if begins(Work::Cores) => Self::Cores,
             () if begins(Work::Churn) => Self::Churn,
-            () if begins(Work::Isolation) || begins(Work::Stalls) => Self::Load,
+            () if begins(Work::Isolation) || begins(Work::Stalls) || begins(Work::NatLog) => Self::Load,
             () => Self::Peers,
         }
     }
@@ -281,7 +281,7 @@ fn percent(part: Option<f64>) -> String {
 /// As [`number`], but for what is counted one by one.
 fn number_of(value: f64, unit: &str) -> String {
     match unit {
-        "connections" | "flows" | "packets" => format!("{value:.0}"),
+        "connections" | "flows" | "packets" | "blocks" => format!("{value:.0}"),
         _ => number(value),
     }
 }

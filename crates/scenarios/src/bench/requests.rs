@@ -104,7 +104,8 @@ pub(super) fn measure(work: Work, pod: &Netns, core: usize, time: Duration) -> R
             | Work::Isolation
             | Work::Stalls
             | Work::Limits
-            | Work::EgressRouter => {
+            | Work::EgressRouter
+            | Work::NatLog => {
                 anyhow::bail!("this work needs no sockets")
             }
         }
