@@ -38,9 +38,9 @@ const RATE: u32 = 100;
 const FIRST_PORT: u32 = 10_000;
 const HTTPS: u16 = 443;
 /// How long to measure, but for `--seconds`.
-pub(super) const USUAL: Duration = Duration::from_secs(330);
+pub(super) const USUAL: Duration = Duration::from_secs(540);
 /// A block is taken back earlier after its last connection: after the timeout, the pass that removes the entry, and three more.
-const ENOUGH: Duration = Duration::from_secs(300);
+const ENOUGH: Duration = Duration::from_secs(480);
 const CLOSING_TIMEOUT: &str = "--tcp-closing-timeout=30";
 /// No address moves on a busy machine.
 const TOTAL_TIMEOUT: &str = "--egressip-reachability-total-timeout=600";

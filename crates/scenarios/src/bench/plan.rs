@@ -117,7 +117,7 @@ pub(super) enum Work {
     Limits,
     /// Packets through an egress router's pod, and its ADD and DEL (two minutes, not in a default run)
     EgressRouter,
-    /// The volume of the log of NAT: 1,000 pods with 100 connections a second (seven minutes, not in a default run)
+    /// The volume of the log of NAT: 1,000 pods with 100 connections a second (eleven minutes, not in a default run)
     NatLog,
 }
 
