@@ -5,6 +5,8 @@ use egress_lab::test::Skip;
 
 /// What the agent's container has: BPF, PERFMON, NET_ADMIN, NET_RAW (linux/capability.h).
 const CAPABILITIES: &str = "000000c000003000";
+/// What the controller's container has: NET_RAW.
+const OF_CONTROLLERS: &str = "0000000000002000";
 
 /// docs/install.md, "A bridge CNI".
 pub(super) fn by_kustomize(test: &mut NodeTest) -> Result<()> {
@@ -15,31 +17,38 @@ pub(super) fn by_kustomize(test: &mut NodeTest) -> Result<()> {
     cluster.types("kubectl -n egress-agent rollout status daemonset/egress-agent")?;
     cluster.types("kubectl -n egress-agent rollout status deployment/egress-agent-controller")?;
     cluster.nodes().iter().try_for_each(has_its_rights_alone)?;
+    let controllers = cluster.nodes().iter().map(|node| Ok(node.agents("controller")?.len())).sum::<Result<usize>>()?;
+    ensure!(controllers == 2, "{controllers} controllers are seen");
     for node in cluster.nodes() {
         ensure!(is_in_chain(node)?, "{} has no plugin at the end of the CNI's chain", node.lab.name());
     }
     test.nothing_is_selected()
 }
 
-/// The agent, and what installs the plugin where that is in the DaemonSet.
+/// The agent, what installs the plugin where that is in the DaemonSet, and a controller if there is one.
 pub(super) fn has_its_rights_alone(node: &RealNode) -> Result<()> {
     let name = node.lab.name();
     for (command, capabilities) in [("run", CAPABILITIES), ("cni-install", "0000000000000000")] {
         let pids = node.agents(command)?;
         let [pid] = pids[..] else { bail!("{} processes of `egress-agent {command}` on {name}", pids.len()) };
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let is = |key: &str, value: &str| {
-            let found = status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
-            ensure!(found == Some(value), "`egress-agent {command}` on {name}: {key} {found:?}, not {value}");
-            Ok(())
-        };
-        for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
-            is(set, capabilities)?;
-        }
-        is("Seccomp:", "2")?;
-        is("NoNewPrivs:", "1")?;
+        has_rights(pid, command, capabilities).context(name.clone())?;
     }
-    Ok(())
+    let controllers = node.agents("controller")?;
+    controllers.into_iter().try_for_each(|pid| has_rights(pid, "controller", OF_CONTROLLERS).context(name.clone()))
+}
+
+fn has_rights(pid: u32, command: &str, capabilities: &str) -> Result<()> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let is = |key: &str, value: &str| {
+        let found = status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        ensure!(found == Some(value), "`egress-agent {command}`: {key} {found:?}, not {value}");
+        Ok(())
+    };
+    for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
+        is(set, capabilities)?;
+    }
+    is("Seccomp:", "2")?;
+    is("NoNewPrivs:", "1")
 }
 
 /// Whether the plugin is the last of the CNI's chain, and its program is there.
