@@ -1,4 +1,4 @@
-//! `cargo xtask man`: the manual pages of egress-agent and egress-router, for packages and releases.
+//! `cargo xtask man`: the manual pages of egress-agent and egress-router, for packages.
 
 use std::fs;
 use std::path::PathBuf;
