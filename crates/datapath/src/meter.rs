@@ -22,8 +22,20 @@ use egress_core::model::state::EgressId;
 use egress_supervise;
 
 /// The maps whose usage is exported.
-const SHOWN: [&str; 11] =
-    ["pods", "classes", "policy", "destinations", "owned", "handovers", "cluster", "nodes", "nat", "flows", "inbound"];
+const SHOWN: [&str; 12] = [
+    "pods",
+    "classes",
+    "policy",
+    "destinations",
+    "owned",
+    "handovers",
+    "cluster",
+    "nodes",
+    "nat",
+    "flows",
+    "inbound",
+    BLOCKS_MAP,
+];
 
 /// Minimum pause between two walks of `nat`, and its ratio to the duration of a walk.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -97,6 +109,8 @@ impl Meter {
         let used = [("nat", usage.nat), ("flows", usage.flows), ("inbound", usage.inbound)];
         facts.entries = used.map(|(map, entries)| (map, u32::try_from(entries).unwrap_or_default())).into();
         facts.ports = inner.ports.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let blocks = |ports: &PortUse| ports.egress_ips.values().map(|one| one.blocks).sum();
+        facts.entries.extend(facts.ports.as_ref().map(|ports| (BLOCKS_MAP, blocks(ports))));
         Ok(facts)
     }
 

@@ -52,6 +52,10 @@ fn unused_blocks_are_closed_and_then_taken_back() {
         for (pod, first) in [(POD, 1024), (POD, 2048), (OTHER, 4096)] {
             give(&node, pod, first);
         }
+        let meter = dataplane.meter().expect("the pins are there");
+        meter.count_ports().expect("a walk");
+        let facts = meter.read(std::iter::empty()).expect("readable");
+        assert_eq!((facts.entries["blocks"], facts.limits["blocks"] > 1_000), (3, true));
         // The last port of the first block.
         let out = Tuple::new(Direction::Egress, Addr::v4(POD), Addr::v4([198, 51, 100, 10]), 1087, 80, PROTO_UDP);
         make_mapping(&node, Origin::Here, out, 7, Addr::v4(ADDRESS));

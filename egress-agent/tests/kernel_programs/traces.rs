@@ -7,12 +7,16 @@ use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use aya::programs::TcAttachType;
 use egress_common::abi::{
-    ABI_VERSION, Direction, HandoverStage, Holder, Lease, NatEntry, OnUnknownPod, Origin, PodEntry, PolicyEntry,
-    PolicyEntryKey, PolicySlot, Share, Tuple, Verdict, WhenEmpty,
+    ABI_VERSION, BlockHolder, Direction, HandoverStage, HeldBlocks, Holder, Lease, NatEntry, OnUnknownPod, Origin,
+    PodEntry, PolicyEntry, PolicyEntryKey, PolicySlot, Share, Tuple, Verdict, WhenEmpty,
 };
+use egress_common::decide::PortClaim;
 use egress_common::decide::from_overlay::Outer;
+use egress_core::display_names::Names;
 use egress_datapath::names::PINNED_MAPS;
 use egress_datapath::trace::arrival::trace_arrival;
+use egress_datapath::trace::questions::questions;
+use egress_datapath::trace::recorder::RecordedLookup;
 use egress_datapath::trace::test_packet::TestPacket;
 use egress_datapath::trace::{Traced, Tracer};
 use nix::mount::{MsFlags, mount};
@@ -63,6 +67,7 @@ fn contents(stage: &Stage) -> Vec<String> {
         format!("{:?}", all(&stage.inbound)),
         format!("{:?}", all(&stage.datagrams)),
         format!("{:?}", all(&stage.nat)),
+        format!("{:?} {:?}", all(&stage.blocks), all(&stage.pod_blocks)),
         format!("{:?}", all(&stage.frags)),
         format!("{:?}", all(&stage.shares)),
         format!("{:?}", stage.usage.get(&0, 0).expect("the usage")),
@@ -347,6 +352,38 @@ fn a_predicted_port_is_free() {
         let traced = traced(&mut tracer, &probe(V4.pod, V4.world, 53));
         assert_eq!(traced.verdict, Verdict::SnatHere);
         assert_eq!(traced.mapping.map(|mapping| mapping.other.dport()), Some(5_000));
+    });
+}
+
+#[test]
+fn a_trace_names_the_pods_port_blocks() {
+    on_stage(|stage| {
+        let mut tracer = tracer(stage);
+        stage.configure(|config| config.port_block = 64);
+        let probe = probe(V4.pod, V4.world, 53);
+        let lookups = |traced: &Traced| {
+            let is_of_blocks =
+                |one: &&RecordedLookup| matches!(one, RecordedLookup::HeldBlocks(..) | RecordedLookup::Block(_));
+            traced.predicted.asked.iter().filter(is_of_blocks).cloned().collect::<Vec<_>>()
+        };
+        let holder = BlockHolder { address: addr(V4.egress), pod: addr(V4.pod) };
+        let before = contents(stage);
+        let first_time = traced(&mut tracer, &probe);
+        assert_eq!(contents(stage), before, "a trace leaves no trace");
+        let none = HeldBlocks::default();
+        let asked = lookups(&first_time);
+        let Some(RecordedLookup::Block(PortClaim::Claimed(first))) = asked.get(1) else { panic!("{asked:?}") };
+        let given = none.before(*first);
+        assert_eq!(
+            [&asked[0], &asked[2]],
+            [none, given].map(|held| RecordedLookup::HeldBlocks(holder, held)).each_ref()
+        );
+        let shown = questions(&asked, &first_time.headers.tuple, &Names::default());
+        assert_eq!(shown.len(), 2, "not the list with the packet's own block: {shown:?}");
+        stage.run_frame(&FROM_POD, &probe.frame(MGMT_MAC), Verdict::SnatHere);
+        assert_eq!(stage.pod_blocks.get(&holder, 0).expect("a list"), given, "the block that was predicted");
+        let later = traced(&mut tracer, &TestPacket { sport: 40_001, ..probe });
+        assert_eq!(lookups(&later), [RecordedLookup::HeldBlocks(holder, given)]);
     });
 }
 

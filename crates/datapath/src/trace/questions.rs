@@ -1,13 +1,14 @@
 //! Text form of the decision's map lookups and their results.
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, Flow, NatEntry, NodeEntry, NodePlace, PolicyEntry, PolicySlot, PrefixKind, SlotPlace, Tuple,
-    WhenEmpty,
+    Addr, ClusterPrefix, Flow, MOST_BLOCKS, NatEntry, NodeEntry, NodePlace, PolicyEntry, PolicySlot, PrefixKind,
+    SlotPlace, Tuple, WhenEmpty,
 };
 use egress_common::decide::{ClaimOutcome, PortClaim, QuotaKind};
 use ipnet::IpNet;
 use serde::Serialize;
 
+use crate::names::{BLOCKS_MAP, POD_BLOCKS_MAP};
 use crate::trace::recorder::RecordedLookup;
 use egress_core::display_names::Names;
 
@@ -28,10 +29,12 @@ pub fn questions(asked: &[RecordedLookup], tuple: &Tuple, names: &Names) -> Vec<
     let is_made = |before: &[RecordedLookup], key: &Tuple| {
         before.iter().any(|one| matches!(one, RecordedLookup::Key(made, _, ClaimOutcome::Claimed) if made == key))
     };
+    let is_given = |one: &RecordedLookup| matches!(one, RecordedLookup::Block(PortClaim::Claimed(_)));
     let mut questions = Vec::new();
     for (place, one) in asked.iter().enumerate() {
         match one {
             RecordedLookup::NatEntry(key, _) if is_made(&asked[..place], key) => {}
+            RecordedLookup::HeldBlocks(..) if asked[..place].iter().any(is_given) => {}
             one => questions.push(question(one, tuple, names)),
         }
     }
@@ -152,6 +155,24 @@ fn question(asked: &RecordedLookup, packet: &Tuple, names: &Names) -> LookupLine
                 PortClaim::Full => "no, the map is full",
             };
             ("is another port free?".to_owned(), answer.to_owned(), "nat", None)
+        }
+        RecordedLookup::HeldBlocks(holder, held) => {
+            let first: Vec<String> =
+                (0..MOST_BLOCKS).filter_map(|place| held.at(place)).map(|first| first.to_string()).collect();
+            let answer = match first.as_slice() {
+                [] => "none yet".to_owned(),
+                _ => format!("those that begin with port {}", first.join(", ")),
+            };
+            let question = format!("which port blocks of {} has the pod?", text(&holder.address));
+            (question, answer, POD_BLOCKS_MAP, Some(text(&holder.pod)))
+        }
+        RecordedLookup::Block(claim) => {
+            let answer = match claim {
+                PortClaim::Claimed(first) => format!("yes, the one that begins with port {first}"),
+                PortClaim::NoneFree => "no".to_owned(),
+                PortClaim::Full => "no, the map is full".to_owned(),
+            };
+            ("is a port block free for it?".to_owned(), answer, BLOCKS_MAP, None)
         }
     };
     LookupLine { question, answer, map, entry }

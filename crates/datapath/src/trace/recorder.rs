@@ -43,6 +43,10 @@ pub enum RecordedLookup {
     /// A key of a NAT entry, and its other key.
     Key(Tuple, Tuple, ClaimOutcome),
     AnyPort(PortClaim),
+    /// The pod's list of port blocks of an egress IP.
+    HeldBlocks(BlockHolder, HeldBlocks),
+    /// A new port block for the pod.
+    Block(PortClaim),
     /// The pod, or its egress policy, is at its quota.
     NoQuota(QuotaKind),
 }
@@ -252,7 +256,9 @@ impl Tables for MapRecorder<'_> {
         self.maps.port_block()
     }
     fn held_blocks(&self, holder: &BlockHolder) -> HeldBlocks {
-        self.maps.held_blocks(holder)
+        let held = self.maps.held_blocks(holder);
+        self.note(RecordedLookup::HeldBlocks(*holder, held));
+        held
     }
     fn hold_block(&self, holder: &BlockHolder, old: HeldBlocks, new: HeldBlocks) -> bool {
         self.maps.hold_block(holder, old, new)
@@ -261,7 +267,9 @@ impl Tables for MapRecorder<'_> {
         self.maps.is_block_of(holder, first, size)
     }
     fn claim_any_block(&self, request: &BlockRequest<'_>, walk: &PortSearch) -> PortClaim {
-        self.maps.claim_any_block(request, walk)
+        let claim = self.maps.claim_any_block(request, walk);
+        self.note(RecordedLookup::Block(claim));
+        claim
     }
     fn close_block(&self, block: &PortBlock) {
         self.maps.close_block(block);

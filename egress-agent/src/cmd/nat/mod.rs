@@ -189,8 +189,9 @@ fn named(node: &str, names: &Names) -> Result<Of, NoMappings> {
 }
 
 pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
-    let filters = match &args.what {
-        NatCommand::List(filters) | NatCommand::Count(filters) => filters,
+    let (filters, is_list) = match &args.what {
+        NatCommand::List(filters) => (filters, true),
+        NatCommand::Count(filters) => (filters, false),
         NatCommand::Blocks(filters) => return print_blocks(filters, &known_names(&filters.page)?),
         NatCommand::Log(filters) => return print_log(filters),
     };
@@ -200,12 +201,11 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     let walked =
         |visit: &mut EntryVisitor<'_>| walk(&filters.page.bpffs, |key, mapping| wanted.matches(key, mapping), visit);
     let unreadable = |source| NoMappings::Unreadable { bpffs: filters.page.bpffs.clone(), source };
-    let done = match &args.what {
-        NatCommand::List(_) => list(&wanted, &names, &mut out, walked),
-        _ => {
-            let shares = if filters.are_any() { None } else { shares(&filters.page.bpffs).map_err(unreadable)? };
-            count(&wanted, &names, &mut out, walked, shares.map(|shares| Holders::of(shares, &names)))
-        }
+    let done = if is_list {
+        list(&wanted, &names, &mut out, walked)
+    } else {
+        let shares = if filters.are_any() { None } else { shares(&filters.page.bpffs).map_err(unreadable)? };
+        count(&wanted, &names, &mut out, walked, shares.map(|shares| Holders::of(shares, &names)))
     };
     match done {
         Ok(Some(())) => Ok(()),
