@@ -54,13 +54,13 @@ pub(super) struct Qemu {
     arch: Arch,
     program: PathBuf,
     /// Where it is unpacked and not installed.
-    unpacked: Option<Unpacked>,
+    unpacked: Option<UnpackedQemu>,
     /// Its processors may be translated by threads of their own.
     has_safe_threads: bool,
 }
 
 /// Packages of qemu, and what it needs to find its parts there.
-enum Unpacked {
+enum UnpackedQemu {
     /// Of this machine's release.
     Own { libraries: OsString },
     /// Of Debian 13.
@@ -108,7 +108,7 @@ impl Qemu {
         let multiarch = Arch::own().multiarch();
         let libraries = [format!("usr/lib/{multiarch}"), format!("lib/{multiarch}")].map(|library| root.join(library));
         let libraries = std::env::join_paths(libraries).context("the target folder's name has a colon")?;
-        Ok(Self::new(arch, root.join("usr/bin").join(name), Some(Unpacked::Own { libraries })))
+        Ok(Self::new(arch, root.join("usr/bin").join(name), Some(UnpackedQemu::Own { libraries })))
     }
 
     fn of_other_release(
@@ -126,14 +126,14 @@ impl Qemu {
         let root = debs::root(&folder);
         let (loader, libraries) = debs::loader(&root)?;
         let program = root.join("usr/bin").join(name);
-        let qemu = Self::new(arch, program, Some(Unpacked::OtherRelease { root, loader, libraries }));
+        let qemu = Self::new(arch, program, Some(UnpackedQemu::OtherRelease { root, loader, libraries }));
         if !qemu.has_safe_threads {
             bail!("{} does not start; remove the folder and try again", folder.display());
         }
         Ok(qemu)
     }
 
-    fn new(arch: Arch, program: PathBuf, unpacked: Option<Unpacked>) -> Self {
+    fn new(arch: Arch, program: PathBuf, unpacked: Option<UnpackedQemu>) -> Self {
         let mut qemu = Self { arch, program, unpacked, has_safe_threads: false };
         let version = qemu.command().arg("--version").output();
         let version = version.ok().and_then(|output| version_of(&String::from_utf8_lossy(&output.stdout)));
@@ -144,13 +144,13 @@ impl Qemu {
     fn command(&self) -> Command {
         match &self.unpacked {
             None => Command::new(&self.program),
-            Some(Unpacked::Own { libraries }) => {
+            Some(UnpackedQemu::Own { libraries }) => {
                 let mut command = Command::new(&self.program);
                 command.env("LD_LIBRARY_PATH", libraries);
                 command
             }
             // Started by the loader, it takes the loader's place for its own, and looks for firmware beside it.
-            Some(Unpacked::OtherRelease { root, loader, libraries }) => {
+            Some(UnpackedQemu::OtherRelease { root, loader, libraries }) => {
                 let mut command = Command::new(loader);
                 command.arg("--library-path").arg(libraries).arg(&self.program);
                 for firmware in ["usr/share/qemu", "usr/share/seabios"] {
