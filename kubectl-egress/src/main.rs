@@ -9,6 +9,7 @@ mod arguments;
 mod bundle;
 mod check;
 mod cluster;
+mod completion;
 mod drain;
 mod drops;
 mod error;
@@ -17,23 +18,37 @@ mod node_commands;
 mod trace;
 mod who;
 
+use std::io;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::arguments::{Cli, PluginCommand};
 use crate::cluster::ClusterApi;
+use crate::completion::Completion;
 use crate::error::PluginError;
 use crate::exec::{KubectlExec, printable};
 
 /// Wrong usage ends the process with code 2, any other failure with 1, and a command in an agent's pod with its own code.
 fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if words.next().is_some_and(|program| completion::is_asked_for(&program)) {
+        return complete(words.map(|word| word.to_string_lossy().into_owned()).collect());
+    }
     let cli = Cli::parse();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&PluginError::Runtime(error)),
     };
     runtime.block_on(run(&cli)).unwrap_or_else(|error| failed(&error))
+}
+
+/// What cannot be printed is not completed.
+fn complete(words: Vec<String>) -> ExitCode {
+    let mut definition = Cli::command();
+    definition.build();
+    let written = Completion::of(&definition, &words).write(&mut io::stdout().lock());
+    if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn failed(error: &PluginError) -> ExitCode {
