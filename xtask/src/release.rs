@@ -27,12 +27,17 @@ pub(crate) struct ReleaseArgs {
     /// Build the binaries without optimisations: quicker, for trying a release
     #[arg(long)]
     dev: bool,
+    /// Take the changelog's section `Unreleased` for the notes: for trying a release whose section is not written yet
+    #[arg(long)]
+    unreleased: bool,
     /// Never install a distribution package, a toolchain component or a tool: name what is missing and stop
     #[arg(long)]
     no_install: bool,
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Section of what is in no release yet.
+const UNRELEASED: &str = "Unreleased";
 /// Makes the SBOM. Of this version, so that a later one changes no checksum.
 const SBOM_TOOL: &str = "cargo-cyclonedx";
 const SBOM_TOOL_VERSION: &str = "0.5.9";
@@ -46,7 +51,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<()> {
     check_locks(&paths.root)?;
     let changelog = paths.root.join("CHANGELOG.md");
     let changelog = fs::read_to_string(&changelog).with_context(|| format!("read {}", changelog.display()))?;
-    let notes = notes(&changelog, VERSION)?;
+    let notes = notes(&changelog, if args.unreleased { UNRELEASED } else { VERSION })?;
     let Some(kubectl) = kubectl::find() else { bail!("missing: kubectl 1.27 or later, which renders the manifests") };
     let tool = sbom_tool(&paths, args.no_install, &progress)?;
 
@@ -123,7 +128,10 @@ fn notes(changelog: &str, version: &str) -> Result<String> {
     let section: Vec<&str> = lines.by_ref().take_while(|line| !line.starts_with("## ")).collect();
     let text = section.join("\n").trim().to_owned();
     if text.is_empty() {
-        bail!("CHANGELOG.md has no section `{heading}`, or an empty one: Cargo.toml's version is {version}");
+        bail!(
+            "CHANGELOG.md has no section `{heading}`, or an empty one. Cargo.toml's version is {VERSION}: write its section, or try \
+             the release with --unreleased"
+        );
     }
     Ok(text + "\n")
 }
@@ -228,6 +236,7 @@ mod tests {
             "# Changelog\n\n## [Unreleased]\n\n- new\n\n## [0.2.0] - 2027\n\n### Added\n\n- a\n\n## [0.1.0]\n\n- b\n";
         assert_eq!(notes(changelog, "0.2.0").expect("a section"), "### Added\n\n- a\n");
         assert_eq!(notes(changelog, "0.1.0").expect("the last one"), "- b\n");
+        assert_eq!(notes(changelog, UNRELEASED).expect("the first one"), "- new\n");
         for absent in ["0.3.0", "0.1", "0.2"] {
             assert!(notes(changelog, absent).is_err(), "{absent}");
         }
