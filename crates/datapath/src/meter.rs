@@ -234,3 +234,16 @@ impl Reader {
         self.shared.flow_maps().nat.for_each(visit)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_of_limits_names_the_maps_whose_usage_is_exported() {
+        let page = include_str!("../../../docs/limits.md");
+        let (before, _) = page.split_once("`egress_agent_map_entries`").expect("the metric");
+        let (_, named) = before.rsplit_once("For ").expect("the maps");
+        let mut shown = super::SHOWN;
+        shown.sort_unstable();
+        assert_eq!(named.split('`').skip(1).step_by(2).collect::<Vec<_>>(), shown);
+    }
+}

@@ -7,6 +7,17 @@ use anyhow::{Result, bail};
 
 pub use crate::capture::dissect::{ICMP, ICMPV6, TCP, UDP};
 
+/// The flag SYN (RFC 9293, section 3.1).
+const TCP_SYN: u8 = 2;
+
+/// The first segment of a TCP connection, with this sequence number.
+pub fn syn(from: SocketAddr, to: SocketAddr, number: u32) -> Result<Vec<u8>> {
+    let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    let rest = [&number.to_be_bytes()[..], &[0; 4], &[5 << 4, TCP_SYN], &[0xff, 0xff], &[0; 4]].concat();
+    let segment = summed(from.ip(), to.ip(), TCP, [ports, rest].concat(), 16);
+    ip(from.ip(), to.ip(), TCP, &segment)
+}
+
 /// A datagram: what follows the IP header.
 pub fn udp(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Result<Vec<u8>> {
     let length = u16::try_from(8 + data.len())?;

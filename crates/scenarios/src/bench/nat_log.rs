@@ -300,18 +300,11 @@ impl PodsEnd {
 
     fn connects(&self, from: SocketAddr) -> Result<()> {
         let [to, own] = &self.link_addresses;
-        let frame = [to.as_slice(), own, &syn(from, SocketAddr::new(plan::SERVER.v4.into(), HTTPS))?].concat();
+        let frame =
+            [to.as_slice(), own, &packet::syn(from, SocketAddr::new(plan::SERVER.v4.into(), HTTPS), 1)?].concat();
         send(self.socket.as_raw_fd(), &frame, MsgFlags::empty()).context("send a SYN")?;
         Ok(())
     }
-}
-
-/// The first packet of a connection.
-fn syn(from: SocketAddr, to: SocketAddr) -> Result<Vec<u8>> {
-    let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
-    let header = [ports.as_slice(), &[0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0]].concat();
-    let segment = packet::summed(from.ip(), to.ip(), packet::TCP, header, 16);
-    packet::ip(from.ip(), to.ip(), packet::TCP, &segment)
 }
 
 /// Makes the connections of all cases at their pace.

@@ -47,7 +47,6 @@ const SYNS: u32 = 10_000;
 /// Where they seem to come from; nobody answers.
 const SPOOFED: &str = "198.18.0.0/15";
 const FIRST_SPOOFED: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
-const TCP_SYN: u8 = 2;
 
 /// NAT entries, of two keys each: room in the map, those at rest, and those of a map under pressure, which begins at seven
 /// eighths.
@@ -300,10 +299,7 @@ impl Syns {
 fn syn(to: Ipv4Addr, number: u32) -> Result<Vec<u8>> {
     let from = Ipv4Addr::from_bits(FIRST_SPOOFED.to_bits() + number % (1 << 17));
     let port = u16::try_from(1_024 + (number >> 17) % 60_000)?;
-    let ports = [port.to_be_bytes(), plan::NODE_PORT.to_be_bytes()].concat();
-    let rest = [&number.to_be_bytes()[..], &[0; 4], &[5 << 4, TCP_SYN], &[0xff, 0xff], &[0; 4]].concat();
-    let segment = packet::summed(from.into(), to.into(), packet::TCP, [ports, rest].concat(), 16);
-    packet::ip(from.into(), to.into(), packet::TCP, &segment)
+    packet::syn(SocketAddr::new(from.into(), port), SocketAddr::new(to.into(), plan::NODE_PORT), number)
 }
 
 #[cfg(test)]

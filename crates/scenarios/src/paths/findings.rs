@@ -4,7 +4,7 @@
 use std::fmt;
 
 use anyhow::{Result, ensure};
-use egress_lab::capture::{AddressKind, Capture, CaptureKey};
+use egress_lab::capture::{AddressKind, Capture, CaptureKey, Seen};
 
 #[derive(Debug, Default)]
 pub(super) struct Findings {
@@ -37,23 +37,24 @@ impl Findings {
     }
 
     /// Ends a capture: no packet outside has a pod's address, and all checksums are right.
-    pub(super) fn conclude_with(mut self, capture: Capture) -> Result<()> {
-        let seen = capture.finish()?;
-        self.equal("packets outside with a pod's address", &0, &seen.to_the_world(AddressKind::Pod));
-        self.right(&format!("checksums of {} frames", seen.frames), &seen.check());
-        self.conclude()
+    pub(super) fn conclude_with(self, capture: Capture) -> Result<()> {
+        self.conclude_seen(&capture.finish()?)
     }
 
     /// The same, where selected pods alone have sent to the world: no node's address is outside either.
     pub(super) fn conclude_with_selected(mut self, capture: Capture) -> Result<()> {
         let seen = capture.finish()?;
-        let [pods, egress] = [AddressKind::Pod, AddressKind::Egress].map(|class| seen.to_the_world(class));
         // Destination unreachable (RFC 792, RFC 4443) is the node's own word about an answer that it could not deliver.
         let is_unreachable = |key: &CaptureKey| matches!((key.protocol, key.to_port), (1, 3) | (58, 1));
         let nodes = seen.packets(|key| seen.is_to_the_world(key, AddressKind::Node) && !is_unreachable(key));
-        self.equal("packets outside with a pod's address", &0, &pods);
         self.equal("packets to the world with a node's address", &0, &nodes);
+        let egress = seen.to_the_world(AddressKind::Egress);
         self.note(egress > 0, &format!("{egress} packets to the world with an egress IP"));
+        self.conclude_seen(&seen)
+    }
+
+    fn conclude_seen(mut self, seen: &Seen) -> Result<()> {
+        self.equal("packets outside with a pod's address", &0, &seen.to_the_world(AddressKind::Pod));
         self.right(&format!("checksums of {} frames", seen.frames), &seen.check());
         self.conclude()
     }
