@@ -67,11 +67,12 @@ fn connect(args: &ConnectArgs) -> ConnectOutcome {
     }
 }
 
-/// HTTP/1.0, so that the body comes as it is.
+/// HTTP/1.0, so that the body comes as it is. The request is one write: a server that answers and closes after the first of
+/// several would reset the connection with the rest unread, and the answer would be lost with it.
 fn body(mut stream: TcpStream, to: SocketAddr, limit: Duration) -> io::Result<String> {
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))?;
-    write!(stream, "GET / HTTP/1.0\r\nHost: {to}\r\nAccept: text/plain\r\n\r\n")?;
+    stream.write_all(format!("GET / HTTP/1.0\r\nHost: {to}\r\nAccept: text/plain\r\n\r\n").as_bytes())?;
     let mut answer = Vec::new();
     stream.take(ANSWER).read_to_end(&mut answer)?;
     let answer = String::from_utf8_lossy(&answer);
