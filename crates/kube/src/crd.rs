@@ -315,6 +315,8 @@ pub struct AssignmentSelector {
     doc = "EgressNode holds the facts that a node's agent publishes. It has the node's name, and only that node's agent writes it.",
     printcolumn = r#"{"name":"Health Addresses","type":"string","jsonPath":".status.healthAddresses"}"#,
     printcolumn = r#"{"name":"Uplink","type":"string","jsonPath":".status.uplink.mac"}"#,
+    printcolumn = r#"{"name":"State","type":"string","description":"Of the uplink: Usable if the node can host egress IPs on it.","jsonPath":".status.interfaces[0].state"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","description":"Why the uplink is not Usable.","jsonPath":".status.interfaces[0].reason"}"#,
     printcolumn = r#"{"name":"Released","type":"string","jsonPath":".status.released[*].address"}"#,
     printcolumn = r#"{"name":"Prepared","type":"string","jsonPath":".status.prepared[*].address"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#

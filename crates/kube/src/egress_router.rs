@@ -39,6 +39,7 @@ pub const CONFIGURATION: &str = "egress-agent.io/egress-router-config";
     version = "v1",
     kind = "EgressRouter",
     plural = "egressrouters",
+    shortname = "egr",
     namespaced,
     status = "EgressRouterStatus",
     doc = "EgressRouter is a pod with an address of its own on an external network, by which other pods reach that network.",

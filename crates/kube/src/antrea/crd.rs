@@ -29,7 +29,8 @@ use crate::crd::{date_time, generated, label_selector};
     doc = "Egress gives the pods that it selects a stable source address towards the world outside the cluster.",
     printcolumn = r#"{"name":"EgressIP","type":"string","description":"The address in use.","jsonPath":".status.egressIP"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
-    printcolumn = r#"{"name":"Node","type":"string","description":"The node that has the address.","jsonPath":".status.egressNode"}"#
+    printcolumn = r#"{"name":"Node","type":"string","description":"The node that has the address.","jsonPath":".status.egressNode"}"#,
+    printcolumn = r#"{"name":"Assigned","type":"string","description":"Of an Egress with a pool: the condition IPAssigned.","jsonPath":".status.conditions[?(@.type==\"IPAssigned\")].status"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [

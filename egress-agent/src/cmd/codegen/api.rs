@@ -1,7 +1,7 @@
-//! The reference of `docs/api.md`: every field of the kinds that this project defines itself, and of EgressIP and EgressService as
-//! it defines them, from the schemas of their definitions.
+//! The reference of `docs/api.md`: every field of the kinds that are served, those of other projects as they are defined here, from
+//! the schemas of their definitions.
 
-use egress_kube::{cilium, crd};
+use egress_kube::{antrea, cilium, crd, egress_router};
 use serde_json::Value;
 
 pub(super) fn reference() -> Result<String, serde_yaml::Error> {
@@ -10,7 +10,11 @@ pub(super) fn reference() -> Result<String, serde_yaml::Error> {
         crd::service_manifest()?,
         crd::assignment_manifest()?,
         crd::node_manifest()?,
+        antrea::crd::egress_manifest()?,
+        antrea::crd::pool_manifest()?,
+        cilium::crd::policy_manifest()?,
         cilium::crd::status_manifest()?,
+        egress_router::manifest()?,
     ];
     let sections = definitions.iter().map(|text| Ok(section(&serde_yaml::from_str(text)?)));
     Ok(sections.collect::<Result<Vec<_>, serde_yaml::Error>>()?.join("\n"))
@@ -113,7 +117,17 @@ mod tests {
     #[test]
     fn each_kind_has_a_section_and_each_row_three_cells() {
         let reference = reference().expect("YAML");
-        for kind in ["EgressIP", "EgressService", "EgressAssignment", "EgressNode", "EgressGatewayPolicyStatus"] {
+        for kind in [
+            "EgressIP",
+            "EgressService",
+            "EgressAssignment",
+            "EgressNode",
+            "Egress",
+            "ExternalIPPool",
+            "CiliumEgressGatewayPolicy",
+            "EgressGatewayPolicyStatus",
+            "EgressRouter",
+        ] {
             assert!(reference.contains(&format!("## {kind}\n")), "{kind}");
         }
         assert!(reference.contains("| `status.interfaces[].networks[].network` | string, required | "));
