@@ -9,7 +9,7 @@
 //! - Leader election: [`leader_election`] runs the loop around the Lease.
 //! - Failures: [`api_outage`] logs and ends outages, [`backoff`] paces retries, [`stalled_requests`] ends hanging requests,
 //!   [`restored_backup`] detects a restored etcd backup, [`error_text`] formats errors.
-//! - [`crd`] defines the API types, [`health_key`] the Secret that health checks are signed with, [`admin`] serves commands.
+//! - [`crd`] defines the API types, [`health_key`] the Secret that health checks are signed with, [`metrics_token`] the one for metrics, [`admin`] serves commands.
 
 pub mod acknowledgements;
 pub mod admin;
@@ -30,6 +30,7 @@ pub mod fresh_read;
 pub mod health_key;
 pub mod leader_election;
 pub mod ledger;
+pub mod metrics_token;
 pub mod migrate;
 pub mod node_facts;
 pub mod node_object;

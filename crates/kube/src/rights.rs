@@ -30,6 +30,7 @@ type RightsUse = (&'static str, &'static str, usize, &'static [Right], &'static 
 const LEDGER: &str = crate::ledger::LEDGER_NAME;
 const LEASE: &str = crate::leader_election::lease::LEASE_NAME;
 const SECRET: &str = crate::health_key::SECRET_NAME;
+const TOKEN: &str = crate::metrics_token::SECRET_NAME;
 const LEASES: &str = "leases.coordination.k8s.io";
 const EGRESS_NODES: &str = "egressnodes.egress-agent.io";
 const ASSIGNMENTS: &str = "egressassignments.egress-agent.io";
@@ -215,6 +216,7 @@ const REQUESTS: &[RightsUse] = &[
     ("ledger.rs", "self.api.create(&post_params(),", 1, &[], &[("configmaps", OWN, "", "create")]),
     ("health_key.rs", "self.api.get_opt(SECRET_NAME)", 2, READ_SECRET, READ_SECRET),
     ("health_key.rs", "self.api.create(&post_params(),", 1, &[], &[("secrets", OWN, "", "create")]),
+    ("metrics_token.rs", "api.create(&post_params(),", 1, &[], &[("secrets", OWN, "", "create")]),
     ("events/mod.rs", "api.create(&params,", 1, EVENTS, EVENTS),
 ];
 
@@ -398,7 +400,7 @@ fn the_policies_name_the_keys_and_objects_that_are_written() {
     let quoted: BTreeSet<&str> = lines().flat_map(|line| line.split('\'').skip(1).step_by(2)).collect();
     let keys: BTreeSet<&str> = quoted.iter().copied().filter(|word| word.starts_with("k8s.ovn.org/")).collect();
     assert_eq!(keys, [keys::EGRESS_ID, keys::NO_ELIGIBLE_NODE].into());
-    for word in [LEASE, LEDGER, SECRET, FIELD_MANAGER, "EgressIP"] {
+    for word in [LEASE, LEDGER, SECRET, TOKEN, FIELD_MANAGER, "EgressIP"] {
         assert!(quoted.contains(word), "{word} is not among {quoted:?}");
     }
     let conditions = lines().filter(|line| line.contains("request.userInfo.username")).count();

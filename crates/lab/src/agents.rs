@@ -42,7 +42,8 @@ const OF_BOTH: [&str; 6] = [
     "--on-unassigned",
 ];
 /// And those that agents do not have.
-const OF_CONTROLLERS: [&str; 4] = ["--antrea", "--cilium", "--egress-router-image", "--egressip-reachability-grace"];
+const OF_CONTROLLERS: [&str; 5] =
+    ["--antrea", "--cilium", "--create-metrics-token", "--egress-router-image", "--egressip-reachability-grace"];
 
 impl AgentOptions {
     pub fn new(binary: &Path, api: &KubeApi) -> Self {

@@ -26,6 +26,10 @@ pub(super) struct ControllerArgs {
     api: ApiArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
+    /// Create the Secret egress-agent-metrics with a random `token` if there is none: the file of --metrics-token-file, where the
+    /// manifests mount it
+    #[arg(long, env = "EGRESS_AGENT_CREATE_METRICS_TOKEN", help_heading = "On this node")]
+    create_metrics_token: bool,
     #[command(flatten)]
     networks: NetworkArgs,
     #[command(flatten)]
@@ -109,6 +113,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         on_unassigned: args.unassigned.on_unassigned(),
         serves_antrea: args.antrea,
         serves_cilium: args.cilium,
+        creates_metrics_token: args.create_metrics_token,
         router_image: args.egress_router_image.clone(),
         probing,
         overlay: Some(args.tunnel.tunnel_port),

@@ -59,8 +59,13 @@ fn parse(line: &[String], variables: &BTreeMap<String, String>) -> Result<(Comma
     arguments.extend_from_slice(line);
     for (name, value) in variables {
         let argument = command.get_arguments().find(|one| one.get_env().is_some_and(|env| env == name.as_str()));
-        let long = argument.and_then(|one| one.get_long()).ok_or_else(|| format!("no flag has the variable {name}"))?;
-        arguments.push(format!("--{long}={value}"));
+        let argument = argument.ok_or_else(|| format!("no flag has the variable {name}"))?;
+        let long = argument.get_long().ok_or("a flag without a name")?;
+        match argument.get_action().takes_values() {
+            true => arguments.push(format!("--{long}={value}")),
+            false if value == "true" => arguments.push(format!("--{long}")),
+            false => return Err(format!("{name} is {value}: what is not wanted is left out")),
+        }
     }
     let matches = Cli::command().try_get_matches_from(arguments).map_err(|error| error.to_string())?;
     Ok((Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?.command, matches))

@@ -44,6 +44,7 @@ use egress_kube::leader_election::{
     ElectionInputs, ElectionOutputs, Leadership, ProbeDuty, campaign, leadership, own_identity,
 };
 use egress_kube::ledger::LedgerStore;
+use egress_kube::metrics_token;
 use egress_kube::policy::StatusWriters;
 use egress_kube::watches::for_controller;
 use egress_supervise::{Heartbeat, Task, Tasks};
@@ -59,6 +60,8 @@ pub struct ControllerSettings {
     pub serves_antrea: bool,
     /// Whether Cilium's CiliumEgressGatewayPolicies are served.
     pub serves_cilium: bool,
+    /// Whether the Secret with the token for metrics is created if there is none.
+    pub creates_metrics_token: bool,
     /// The image of the pods of EgressRouters, if they are served.
     pub router_image: Option<String>,
     /// How nodes are probed.
@@ -119,7 +122,7 @@ impl ControllerTopics {
 pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
     let ControllerSettings { node_name, namespace, networks, probing, outages, .. } = settings;
     let ControllerSettings { on_unassigned, serves_antrea, serves_cilium, router_image, .. } = settings;
-    let ControllerSettings { overlay, health_page, .. } = settings;
+    let ControllerSettings { overlay, health_page, creates_metrics_token, .. } = settings;
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let (key, key_publisher) = SharedKey::new();
@@ -160,6 +163,9 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     if controller.probing.asks_agents() {
         parts.spawn(Task::KeyReader, controller.key_reader(key_publisher));
         parts.spawn(Task::PodCounts, controller.pod_counts());
+    }
+    if creates_metrics_token {
+        parts.spawn(Task::MetricsToken, controller.metrics_token());
     }
     let overlay = overlay.map(|port| {
         let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
@@ -263,6 +269,12 @@ impl ControllerInputs {
         let (client, namespace, outages) = (self.client.clone(), self.namespace.clone(), self.outages.clone());
         let stop = self.stop.clone();
         async move { health_key::keep((client, &namespace), publisher, (&outages, None), IfAbsent::Create, stop).await }
+    }
+
+    fn metrics_token(&self) -> impl Future<Output = ()> + use<> {
+        let (client, namespace, outages) = (self.client.clone(), self.namespace.clone(), self.outages.clone());
+        let stop = self.stop.clone();
+        async move { metrics_token::provide(client, &namespace, &outages, stop).await }
     }
 
     fn pod_counts(&self) -> impl Future<Output = ()> + use<> {

@@ -206,6 +206,7 @@ impl Cluster {
                 on_unassigned: OnUnassigned::NodeAddress,
                 serves_antrea: false,
                 serves_cilium: false,
+                creates_metrics_token: false,
                 router_image: None,
                 probing: ProbeSettings {
                     rules: self.rules,

@@ -199,8 +199,12 @@ pub(super) fn controllers() -> Result<String> {
         edit(CONTROLLER_PRIORITY, placement("controller")),
         node_selector("controller"),
         edit(
-            "          value: 127.0.0.1:9478\n",
+            "          value: \":9478\"\n",
             "          value: {{ printf \"%s:9478\" (include \"egress-agent.metricsAddress\" .) | quote }}\n",
+        ),
+        edit(
+            MAKES_TOKEN,
+            format!("        {{{{- if not .Values.metrics.tokenSecret }}}}\n{MAKES_TOKEN}        {{{{- end }}}}\n"),
         ),
         edit(
             "          requests:\n            cpu: 100m\n            memory: 128Mi\n",
@@ -217,6 +221,8 @@ const TLS_OF_VALUES: &str =
     "          secretName: {{ .Values.healthCheckTLSSecret | default (printf \"%s-healthcheck-tls\" $name) }}\n";
 const TOKEN: &str = "          secretName: egress-agent-metrics\n";
 const TOKEN_OF_VALUES: &str = "          secretName: {{ include \"egress-agent.metricsSecret\" . }}\n";
+const MAKES_TOKEN: &str = "        # The Secret egress-agent-metrics, if you have not made it.\n        - name: EGRESS_AGENT_CREATE_METRICS_TOKEN\n          \
+                           value: \"true\"\n";
 const CNI_CONF: &str = "          path: /etc/cni/net.d\n";
 const CNI_CONF_OF_VALUES: &str = "          path: {{ .Values.cniPlugin.confDir }}\n";
 const CNI_BIN: &str = "          path: /opt/cni/bin\n";

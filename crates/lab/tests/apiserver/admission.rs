@@ -299,8 +299,8 @@ fn its_own_objects(agents: &Agents) -> Result<()> {
     for one in [config_map("egress-agent-hand-overs"), secret("egress-agent-key"), lease("egress-agent-leader")] {
         says(agents.create(0, &one), "cannot create resource")?;
     }
-    let only = "a controller may create the Lease egress-agent-leader, the ConfigMap egress-agent-hand-overs and the Secret \
-                egress-agent-key, and no others";
+    let only = "a controller may create the Lease egress-agent-leader, the ConfigMap egress-agent-hand-overs and the Secrets \
+                egress-agent-key and egress-agent-metrics, and no others";
     says(agents.create(CONTROLLER, &config_map("egress-agent-config")), only)?;
     says(agents.create(CONTROLLER, &lease("egress-agent-hand-overs")), only)?;
     says(agents.create(CONTROLLER, &secret("another")), only)?;
@@ -310,6 +310,8 @@ fn its_own_objects(agents: &Agents) -> Result<()> {
     says(agents.create(CONTROLLER, &token), "a controller may create a Secret of the type Opaque, and of no other")?;
     agents.may_create(CONTROLLER, &config_map("egress-agent-hand-overs"))?;
     agents.may_create(CONTROLLER, &secret("egress-agent-key"))?;
+    agents.may_create(CONTROLLER, &secret("egress-agent-metrics"))?;
+    says(agents.create(CONTROLLER, &config_map("egress-agent-metrics")), only)?;
     agents.may_create(CONTROLLER, &lease("egress-agent-leader"))?;
     let mut elsewhere = lease("egress-agent-leader");
     elsewhere["metadata"]["namespace"] = json!("kube-system");

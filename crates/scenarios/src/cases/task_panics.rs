@@ -16,7 +16,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// As crates/supervise/src/lib.rs has it.
 const PANIC_IN: &str = "EGRESS_AGENT_TEST_PANIC_IN";
 /// Tasks of controllers; those that both have are played in agents.
-const OF_CONTROLLERS: [&str; 9] = [
+const OF_CONTROLLERS: [&str; 10] = [
     "Antrea",
     "Cilium",
     "EgressRouters",
@@ -25,6 +25,7 @@ const OF_CONTROLLERS: [&str; 9] = [
     "controller",
     "leader election",
     "leader knocks",
+    "metrics token",
     "prober",
 ];
 /// An object that logs packets is built for it alone.
@@ -77,8 +78,12 @@ fn ends(cluster: &mut TestCluster, context: &LabContext, name: &str) -> Result<O
     let (line, arguments) = match OF_CONTROLLERS.contains(&name) {
         true => {
             let mut arguments = Controller::arguments(agent.node(), agent.options());
-            let flags =
-                [("Antrea", "--antrea"), ("Cilium", "--cilium"), ("EgressRouters", "--egress-router-image=none")];
+            let flags = [
+                ("Antrea", "--antrea"),
+                ("Cilium", "--cilium"),
+                ("EgressRouters", "--egress-router-image=none"),
+                ("metrics token", "--create-metrics-token"),
+            ];
             arguments.extend(flags.iter().filter(|(task, _)| *task == name).map(|(_, flag)| (*flag).to_owned()));
             (confined_by("controller", &binary)?, arguments)
         }

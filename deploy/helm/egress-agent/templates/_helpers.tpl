@@ -35,11 +35,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "egress-agent.metricsAddress" -}}
-{{- if not (or .Values.metrics.exposed .Values.monitoring.enabled) -}}127.0.0.1{{- end -}}
+{{- if not .Values.metrics.exposed -}}127.0.0.1{{- end -}}
 {{- end -}}
 
 {{- define "egress-agent.metricsSecret" -}}
-{{- .Values.metrics.tokenSecret | default (printf "%s-metrics" (include "egress-agent.fullname" .)) -}}
+{{- .Values.metrics.tokenSecret | default "egress-agent-metrics" -}}
 {{- end -}}
 
 {{- /* The variables of agents and controllers. Those of `settings` come last. */}}

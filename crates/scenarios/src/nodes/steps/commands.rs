@@ -152,8 +152,7 @@ pub(super) fn break_glass(test: &mut NodeTest) -> Result<()> {
     see_and_stop_one_object(test)?;
     take_one_node_out(test)?;
     freeze(test)?;
-    stop_everywhere(test)?;
-    collect(test)
+    stop_everywhere(test)
 }
 
 fn see_and_stop_one_object(test: &NodeTest) -> Result<()> {
@@ -242,33 +241,6 @@ fn stop_everywhere(test: &NodeTest) -> Result<()> {
     test.all_are_right()
 }
 
-fn collect(test: &NodeTest) -> Result<()> {
-    let shell = &test.cluster.shell;
-    for line in [
-        "kubectl version > version.txt",
-        "kubectl get egressip,egressnodes,egressassignments -o yaml > objects.yaml",
-        "kubectl get nodes -o yaml > nodes.yaml",
-        "kubectl get events -A > events.txt",
-        "kubectl -n egress-agent get lease,configmap,pods -o yaml > controllers.yaml",
-        "kubectl -n egress-agent logs -l app.kubernetes.io/name=egress-agent --all-containers --prefix --tail=-1 > logs.txt",
-    ] {
-        shell.types(line, &[])?;
-    }
-    let written = [
-        ("version.txt", "Server Version"),
-        ("objects.yaml", OBJECT),
-        ("nodes.yaml", "node2"),
-        ("events.txt", "daemonset/egress-agent"),
-        ("controllers.yaml", "egress-agent-hand-overs"),
-        ("logs.txt", "egress-agent-controller"),
-    ];
-    for (file, word) in written {
-        let text = fs::read_to_string(shell.folder.join(file))?;
-        ensure!(text.contains(word), "{file} has no {word}");
-    }
-    Ok(())
-}
-
 /// Single commands of other pages.
 pub(super) fn others(test: &mut NodeTest) -> Result<()> {
     let cluster = &test.cluster;
@@ -283,10 +255,27 @@ pub(super) fn others(test: &mut NodeTest) -> Result<()> {
     until_true("there is another key", EFFECT, || Ok(key().is_ok_and(|now| now != before)))?;
     test.all_are_right()?;
     traffic.finish_without_loss()?;
-    // docs/install.md, "Settings".
-    cluster.types(r#"kubectl -n egress-agent create secret generic egress-agent-metrics --from-literal=token="$(openssl rand -hex 32)""#)?;
-    test.all_are_right()?;
+    metrics(test)?;
     import_routers(test)
+}
+
+/// docs/install.md, "Metrics": another host reads them with the token alone.
+fn metrics(test: &NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
+    let address = cluster.node("node1")?.lab.number.address().v4.to_string();
+    let is_scraped = || {
+        let line = r#"curl --silent --header "Authorization: Bearer $(kubectl -n egress-agent get secret egress-agent-metrics -o jsonpath='{.data.token}' | base64 -d)" http://NODE:9477/metrics | grep '^egress_agent_serving '"#;
+        Ok(cluster.shell.types_to_its_end(line, &[("NODE", &address)])?.0 == Some(0))
+    };
+    // As soon as the kubelet has mounted a new Secret.
+    until_true("another host reads the metrics", KUBERNETES, is_scraped)?;
+    let without = cluster.shell.exec("curl", &["--silent", "--include", &format!("http://{address}:9477/metrics")])?;
+    ensure!(without.contains(" 401 ") && !without.contains("egress_agent_"), "without a token: {without}");
+    cluster.types("kubectl -n egress-agent delete secret egress-agent-metrics")?;
+    cluster.types("kubectl -n egress-agent rollout restart deployment egress-agent-controller")?;
+    rolled_out(cluster, "deployment/egress-agent-controller")?;
+    until_true("another host reads the metrics with another token", KUBERNETES, is_scraped)?;
+    test.all_are_right()
 }
 
 /// docs/operations/egress-router.md, "Migration": what makes router pods of the OpenShift SDN.
