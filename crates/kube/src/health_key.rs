@@ -50,7 +50,7 @@ pub enum IfAbsent {
 
 /// Why there is no key. No text contains the key.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum KeyError {
+enum KeyError {
     #[error(transparent)]
     Request(#[from] Error),
     #[error(
@@ -230,15 +230,9 @@ impl HealthKeyStore {
     }
 }
 
-/// As many random bytes as a key has.
-pub(crate) fn random() -> Result<[u8; HealthKey::LENGTH], KeyError> {
+fn new_secret() -> Result<Secret, KeyError> {
     let mut bytes = [0; HealthKey::LENGTH];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| KeyError::Random)?;
-    Ok(bytes)
-}
-
-fn new_secret() -> Result<Secret, KeyError> {
-    let bytes = random()?;
     Ok(Secret {
         metadata: ObjectMeta { name: Some(SECRET_NAME.to_owned()), ..ObjectMeta::default() },
         // It is replaced by deleting it, not edited.

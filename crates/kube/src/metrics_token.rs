@@ -13,11 +13,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::api_outage::ApiOutages;
-use crate::health_key::{HealthKey, random};
 use crate::post_params;
 
 pub const SECRET_NAME: &str = "egress-agent-metrics";
 const ENTRY: &str = "token";
+/// In bytes.
+const LENGTH: usize = 32;
 
 const WHAT: &str = "the Secret with the token for the metrics";
 /// Timeout of one request.
@@ -27,20 +28,22 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Creates the Secret unless there is one, then waits until stopped.
 pub async fn provide(client: Client, namespace: &str, outages: &ApiOutages, stop: CancellationToken) {
     let api = Api::namespaced(client, namespace);
-    while !is_there(&api, outages).await {
-        if stop.run_until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
-            return;
+    let until_it_is_there = async {
+        while !is_there(&api, outages).await {
+            tokio::time::sleep(RETRY).await;
         }
-    }
+    };
+    stop.run_until_cancelled(until_it_is_there).await;
     stop.cancelled().await;
 }
 
-/// Without the right to read Secrets: the server refuses a name that exists.
+/// Without the right to read the Secret: the server refuses to create a name that exists.
 async fn is_there(api: &Api<Secret>, outages: &ApiOutages) -> bool {
-    let Ok(bytes) = random() else {
+    let mut bytes = [0; LENGTH];
+    if aws_lc_rs::rand::fill(&mut bytes).is_err() {
         outages.refused(WHAT, "no random numbers");
         return false;
-    };
+    }
     let secret = new_secret(&bytes);
     match tokio::time::timeout(TIMEOUT, api.create(&post_params(), &secret)).await {
         Ok(Ok(_)) => {
@@ -64,7 +67,7 @@ async fn is_there(api: &Api<Secret>, outages: &ApiOutages) -> bool {
 }
 
 /// The token is printable, since it is sent in a header: two hexadecimal digits for each byte.
-fn new_secret(bytes: &[u8; HealthKey::LENGTH]) -> Secret {
+fn new_secret(bytes: &[u8; LENGTH]) -> Secret {
     let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     Secret {
         metadata: ObjectMeta { name: Some(SECRET_NAME.to_owned()), ..ObjectMeta::default() },
@@ -79,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_token_is_printable_and_as_long_as_its_bytes() {
-        let mut bytes = [0; HealthKey::LENGTH];
+        let mut bytes = [0; LENGTH];
         (bytes[0], bytes[31]) = (0xa0, 0x0f);
         let secret = new_secret(&bytes);
         let token = &secret.data.expect("data")[ENTRY].0;

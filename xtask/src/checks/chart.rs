@@ -204,7 +204,9 @@ pub(super) fn controllers() -> Result<String> {
         ),
         edit(
             MAKES_TOKEN,
-            format!("        {{{{- if not .Values.metrics.tokenSecret }}}}\n{MAKES_TOKEN}        {{{{- end }}}}\n"),
+            format!(
+                "        {{{{- if and .Values.metrics.exposed (not .Values.metrics.tokenSecret) }}}}\n{MAKES_TOKEN}        {{{{- end }}}}\n"
+            ),
         ),
         edit(
             "          requests:\n            cpu: 100m\n            memory: 128Mi\n",
@@ -221,7 +223,7 @@ const TLS_OF_VALUES: &str =
     "          secretName: {{ .Values.healthCheckTLSSecret | default (printf \"%s-healthcheck-tls\" $name) }}\n";
 const TOKEN: &str = "          secretName: egress-agent-metrics\n";
 const TOKEN_OF_VALUES: &str = "          secretName: {{ include \"egress-agent.metricsSecret\" . }}\n";
-const MAKES_TOKEN: &str = "        # The Secret egress-agent-metrics, if you have not made it.\n        - name: EGRESS_AGENT_CREATE_METRICS_TOKEN\n          \
+const MAKES_TOKEN: &str = "        # Creates the Secret egress-agent-metrics, unless there is one.\n        - name: EGRESS_AGENT_CREATE_METRICS_TOKEN\n          \
                            value: \"true\"\n";
 const CNI_CONF: &str = "          path: /etc/cni/net.d\n";
 const CNI_CONF_OF_VALUES: &str = "          path: {{ .Values.cniPlugin.confDir }}\n";

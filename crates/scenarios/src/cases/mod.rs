@@ -63,6 +63,11 @@ pub fn tests() -> Vec<LabTest> {
     tests.extend([
         test("migrate_makes_egress_ips_of_egresses", migrate::egresses_become_egress_ips),
         test("story_succeeds_and_leaves_nothing", story::of_egress_ips),
+        LabTest::new(
+            "story_held_shows_what_can_be_pasted",
+            Duration::from_secs(240),
+            story::held_shows_what_can_be_pasted,
+        ),
         test("story_of_antrea_succeeds_and_leaves_nothing", story::of_antrea),
         test("story_of_cilium_succeeds_and_leaves_nothing", story::of_cilium),
         test("story_of_the_egress_router_succeeds_and_leaves_nothing", story::of_the_egress_router),

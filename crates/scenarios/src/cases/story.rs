@@ -2,9 +2,14 @@
 //! no namespace, mount, process or file, and in the kernel neither its maps nor its programs.
 
 use std::fs::File;
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 
 use crate::prelude::*;
+use egress_lab::kube_api::KubeApi;
 use egress_lab::pins::{HOOKS, bpftool};
 use egress_lab::process::last_lines;
 use egress_lab::topology::ledger::FOLDER;
@@ -66,6 +71,70 @@ fn succeeds(context: &LabContext, story: &str, prefix: &str) -> Result<()> {
     nothing_left(&prefix, &folder)?;
     // The kernel frees unused objects after a grace period.
     until_true("maps and programs are gone", EFFECT, || Ok(kernel.are_gone()))
+}
+
+/// What `--hold` shows is pasted into a shell, as it stands and in its order.
+pub(super) fn held_shows_what_can_be_pasted(context: &LabContext) -> Result<()> {
+    let prefix = format!("v{}", std::process::id());
+    let folder = Path::new(FOLDER).join(&prefix);
+    let log = context.logs.join("story.log");
+    let output = File::create(&log)?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["run", "--hold", "--no-install", "--prefix", &prefix, "--agent"])
+        .arg(&context.built.agent)
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()?;
+    let pasted = until_logged(&log, &["Ctrl-C takes it down."], 1, STORY).and_then(|()| paste(context, &log));
+    // An error means that it has ended by itself.
+    let stopped = signal::kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT);
+    let status = child.wait()?;
+    pasted.and(stopped.context("stop the lab")).with_context(|| last_lines(&log, 60))?;
+    ensure!(status.success() || status.signal() == Some(Signal::SIGINT as i32), "the lab ended with {status}");
+    nothing_left(&prefix, &folder)
+}
+
+/// Before what each command prints.
+const PASTED: &str = "### ";
+
+fn paste(context: &LabContext, log: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(log)?;
+    let lines: Vec<&str> = text.lines().collect();
+    let commands = lines.windows(2).filter(|pair| pair[0].starts_with("  # ")).map(|pair| pair[1].trim());
+    let commands: Vec<&str> = commands.filter(|line| KubeApi::has_kubectl() || !line.starts_with("kubectl")).collect();
+    ensure!(commands.len() > 20, "only {} commands are shown", commands.len());
+    // Each job has a process group of its own, which ends what the job has started.
+    let mut script = "set -m -o pipefail\n".to_owned();
+    for command in &commands {
+        let is_definition = command.starts_with("export ") || command.contains("() {");
+        let is_endless = ["--watch", "--follow", "tail -f"].iter().any(|word| command.contains(word));
+        let shown = command.replace('\'', "");
+        script += &match (is_definition, is_endless) {
+            (true, _) => format!("{command}\n"),
+            (_, false) => format!("echo '{PASTED}{shown}'\n{{ {command}\n}} || echo failed with $?: '{shown}'\n"),
+            (_, true) => format!(
+                "echo '{PASTED}{shown}'\n{{ {command}\n}} & sleep 2; kill -- -$! || echo failed: has ended: '{shown}'\nwait\n"
+            ),
+        };
+    }
+    script += "echo all pasted\n";
+    let file = context.logs.join("pasted.sh");
+    std::fs::write(&file, script)?;
+    let ended = Command::new("timeout").args(["90", "bash"]).arg(&file).stdin(Stdio::null()).output()?;
+    let [printed, complaints] = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    println!("{} commands\n{printed}\n{complaints}", commands.len());
+    let failed: Vec<&str> = printed.lines().filter(|line| line.starts_with("failed")).collect();
+    ensure!(failed.is_empty() && printed.contains("all pasted"), "{}, failed: {failed:?}", ended.status);
+    // Nothing need have been dropped, and a signal is silent.
+    let silent = |(command, printed): &(&str, &str)| {
+        printed.trim().is_empty() && !["drops --follow", "kill "].iter().any(|word| command.contains(word))
+    };
+    let answers = printed.split(PASTED).skip(1).filter_map(|part| part.split_once('\n'));
+    let silent: Vec<_> = answers.filter(silent).map(|(command, _)| command.to_owned()).collect();
+    ensure!(silent.is_empty(), "these print nothing: {silent:?}");
+    ensure!(printed.contains("egress_agent_serving 1"), "the metrics do not say that the agent serves");
+    // The command that restarts an agent is one of them.
+    until_logged(log, &["has ended and is started again"], 1, EFFECT)
 }
 
 fn nothing_left(prefix: &str, folder: &Path) -> Result<()> {

@@ -35,6 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "egress-agent.metricsAddress" -}}
+{{- if and .Values.monitoring.enabled (not .Values.metrics.exposed) }}{{ fail "monitoring.enabled needs metrics.exposed: a PodMonitor of targets that refuse it is of no use" }}{{ end -}}
 {{- if not .Values.metrics.exposed -}}127.0.0.1{{- end -}}
 {{- end -}}
 

@@ -24,13 +24,17 @@ fn section(definition: &Value) -> String {
     let spec = &definition["spec"];
     let names = &spec["names"];
     let mut section = format!("## {}\n\n", text(&names["kind"]));
-    for version in list(&spec["versions"]) {
+    for (number, version) in list(&spec["versions"]).iter().enumerate() {
+        if number > 0 {
+            section += "\n";
+        }
         let schema = &version["schema"]["openAPIV3Schema"];
         let short = list(&names["shortNames"]).iter().map(|name| format!(", `{}`", text(name))).collect::<String>();
         section += &format!(
-            "`{}/{}`, {}; `kubectl get {}`{short}. {}\n\n| field | type | meaning |\n|---|---|---|\n",
+            "`{}/{}`{}, {}; `kubectl get {}`{short}. {}\n\n| field | type | meaning |\n|---|---|---|\n",
             text(&spec["group"]),
             text(&version["name"]),
+            if version["deprecated"] == true { " (deprecated)" } else { "" },
             text(&spec["scope"]).to_lowercase(),
             text(&names["plural"]),
             cell(text(&schema["description"])),

@@ -5,7 +5,7 @@
 //!
 //! A kubelet restarts an agent that does not answer, so other hosts must not keep it out: connections from loopback, where the
 //! kubelet connects from, have slots of their own, and the server listens on loopback whatever other address is configured. Of the
-//! slots of other hosts no address has more than a few, so that one does not keep the scraper out.
+//! slots of other hosts no address has more than a few, so that one does not keep the scraper out; several addresses can.
 //!
 //! Other hosts, which pods are too, must know a token if a file of it is configured. The pages are in plaintext, so the token is
 //! worth no more than the metrics; that is why it is a token of its own, and none of an account.
@@ -30,7 +30,9 @@ use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::Ipv6V6Only;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -46,6 +48,8 @@ const OWN_CONNECTIONS: usize = 32;
 const OTHER_CONNECTIONS: usize = 64;
 /// From one address of them. Several scrapers may be behind one.
 const CONNECTIONS_PER_ADDRESS: usize = 8;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 /// From the connection to the end of the request.
 const REQUEST: Duration = Duration::from_secs(2);
 /// From the first byte to the last.
@@ -56,7 +60,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// How often the file of the token is looked at, for the log.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(10);
 const NO_TOKEN: &str = "other hosts cannot read metrics and health pages: --metrics-token-file has no token. A controller \
-                        makes the Secret egress-agent-metrics with the key `token` (docs/install.md#metrics)";
+                        that starts makes the Secret egress-agent-metrics with the key `token` (docs/install.md#metrics)";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Where to listen: an address and a port, or a port alone for all addresses of the node.
@@ -95,8 +99,7 @@ impl Listen {
     async fn bind(self) -> io::Result<TcpListener> {
         match self {
             Self::At(address) => TcpListener::bind(address).await,
-            // Both families, if the host has both.
-            Self::Everywhere(port) => match TcpListener::bind((IpAddr::from(Ipv6Addr::UNSPECIFIED), port)).await {
+            Self::Everywhere(port) => match bind_both_families(port) {
                 Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
                     TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), port)).await
                 }
@@ -118,6 +121,15 @@ impl Listen {
             Self::At(_) | Self::Everywhere(_) => None,
         }
     }
+}
+
+/// Of both families, whatever the host's `net.ipv6.bindv6only` says: probes come by 127.0.0.1.
+fn bind_both_families(port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v6()?;
+    setsockopt(&socket, Ipv6V6Only, &false)?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv6Addr::UNSPECIFIED, port).into())?;
+    socket.listen(BACKLOG)
 }
 
 /// Serves until `stop`. If the address cannot be bound the agent continues, and retries.
@@ -309,9 +321,12 @@ async fn token_of(file: &Path) -> io::Result<Vec<u8>> {
 /// Lets a request pass that has the token of this file.
 async fn with_token(file: Arc<Path>, request: Request, next: Next) -> Response {
     let given = request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let known = match (given, token_of(&file).await) {
-        (Some(given), Ok(wanted)) => verify_slices_are_equal(given.trim_ascii(), &wanted).is_ok(),
-        _ => false,
+    // The file is read for those alone who send something.
+    let known = match given {
+        Some(given) => {
+            token_of(&file).await.is_ok_and(|wanted| verify_slices_are_equal(given.trim_ascii(), &wanted).is_ok())
+        }
+        None => false,
     };
     if known {
         return next.run(request).await;

@@ -1,3 +1,4 @@
+use nix::sys::socket::getsockopt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio_util::sync::DropGuard;
@@ -127,6 +128,17 @@ async fn other_hosts_need_the_token_and_probes_do_not() {
 
 async fn is_refused(stream: &mut TcpStream) -> bool {
     matches!(timeout(REQUEST / 2, stream.read(&mut [0])).await, Ok(Ok(0) | Err(_)))
+}
+
+/// Also where the host's setting keeps the families apart, as the socket says then.
+#[tokio::test]
+async fn everywhere_is_both_families() {
+    let listener = bind_both_families(0).expect("a port");
+    assert!(!getsockopt(&listener, Ipv6V6Only).expect("the option"));
+    let port = listener.local_addr().expect("bound").port();
+    for address in [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)] {
+        TcpStream::connect((address, port)).await.unwrap_or_else(|error| panic!("{address}: {error}"));
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use super::callers::{CallerKind, LeakCaller};
 use super::judge::LIMIT;
 use crate::prelude::*;
 use egress_lab::random::SplitMix64;
+use egress_lab::test_cluster::LOADED;
 
 /// The addresses of an object.
 type AddressPair = [&'static str; 2];
@@ -181,7 +182,7 @@ impl Chaos {
         if unnoticed {
             let agent = self.cluster.agent(2)?;
             agent.restart()?;
-            until_true("the new agent of node2 serves", EFFECT, || agent.has_served())?;
+            until_true("the new agent of node2 serves", LOADED, || agent.has_served())?;
         }
         std::thread::sleep(pause(&mut self.random));
         let asked = SystemTime::now();

@@ -259,7 +259,7 @@ pub(super) fn others(test: &mut NodeTest) -> Result<()> {
     import_routers(test)
 }
 
-/// docs/install.md, "Metrics": another host reads them with the token alone.
+/// docs/install.md, "Metrics": other hosts and pods read them with the token alone.
 fn metrics(test: &NodeTest) -> Result<()> {
     let cluster = &test.cluster;
     let address = cluster.node("node1")?.lab.number.address().v4.to_string();
@@ -269,12 +269,32 @@ fn metrics(test: &NodeTest) -> Result<()> {
     };
     // As soon as the kubelet has mounted a new Secret.
     until_true("another host reads the metrics", KUBERNETES, is_scraped)?;
-    let without = cluster.shell.exec("curl", &["--silent", "--include", &format!("http://{address}:9477/metrics")])?;
-    ensure!(without.contains(" 401 ") && !without.contains("egress_agent_"), "without a token: {without}");
+    let url = |port: u16| format!("http://{address}:{port}/metrics");
+    let token = || -> Result<String> {
+        let secret = cluster.get(&["-n", "egress-agent", "secret", "egress-agent-metrics"])?;
+        Ok(secret["data"]["token"].as_str().context("no token")?.to_owned())
+    };
+    let refused = |arguments: &[&str]| -> Result<()> {
+        let answer = cluster.shell.exec("curl", &[&["--silent", "--include"], arguments].concat())?;
+        ensure!(answer.contains(" 401 ") && !answer.contains("egress_agent_"), "{arguments:?}: {answer}");
+        Ok(())
+    };
+    let former = token()?;
+    refused(&[&url(9477)])?;
+    // The controllers' port, on one of the nodes at least: both may run on one.
+    let controllers =
+        cluster.nodes().iter().map(|node| format!("http://{}:9478/metrics", node.lab.number.address().v4));
+    let asked = controllers.filter(|url| cluster.shell.exec("curl", &["--silent", url]).is_ok()).collect::<Vec<_>>();
+    ensure!(!asked.is_empty(), "no controller serves its page");
+    asked.iter().try_for_each(|url| refused(&[url]))?;
+    let pod = &test.others[0].netns;
+    let from_pod = pod.exec("curl", &["--silent", "--include", &url(9477)])?;
+    ensure!(from_pod.contains(" 401 ") && !from_pod.contains("egress_agent_"), "a pod reads {from_pod}");
     cluster.types("kubectl -n egress-agent delete secret egress-agent-metrics")?;
     cluster.types("kubectl -n egress-agent rollout restart deployment egress-agent-controller")?;
     rolled_out(cluster, "deployment/egress-agent-controller")?;
     until_true("another host reads the metrics with another token", KUBERNETES, is_scraped)?;
+    ensure!(token()? != former, "the token is the former one");
     test.all_are_right()
 }
 

@@ -7,8 +7,10 @@ const EMPTY: &str = "client-privkey=\nclient-cert=\nclient-cacert=\ncert-common-
 const FILLED: &str = "client-cert=/etc/egress-agent/tls/tls.crt\nclient-privkey=/etc/egress-agent/tls/tls.key\n\
                       client-cacert=/etc/egress-agent/tls/ca.crt\ncert-common-name=egress-agent\n";
 
-/// Egress IPs may move meanwhile: processes with and without TLS do not connect.
+/// Egress IPs may move during the rollout: processes with and without TLS do not connect.
 pub(super) fn health_checks_by_tls(test: &mut NodeTest) -> Result<()> {
+    // The leader probes nodes that may be gateways.
+    test.gateway_and_other()?;
     let shell = &test.cluster.shell;
     for line in [
         r#"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650 -subj "/CN=egress-agent CA" -keyout ca.key -out ca.crt"#,
@@ -19,12 +21,12 @@ pub(super) fn health_checks_by_tls(test: &mut NodeTest) -> Result<()> {
         shell.types(line, &[])?;
     }
     shell.edit(FILE, EMPTY, FILLED)?;
-    apply(test)?;
-    let checked = answers_are_by_tls(test).and_then(|()| test.all_are_right());
+    let checked = apply(test).and_then(|()| answers_are_by_tls(test)).and_then(|()| test.all_are_right());
+    // Also after a failure: other tests stand on the same cluster.
     test.cluster.shell.edit(FILE, FILLED, EMPTY)?;
-    checked?;
     apply(test)?;
     test.cluster.kubectl(&["-n", "egress-agent", "delete", "secret", "egress-agent-healthcheck-tls"])?;
+    checked?;
     test.all_are_right()
 }
 
@@ -33,7 +35,7 @@ fn apply(test: &NodeTest) -> Result<()> {
     all_rolled_out(&test.cluster)
 }
 
-/// Each agent listens with TLS, and the leader's probes are answered: it counts no agent as unreachable.
+/// Each agent listens with TLS, and answers of both count: the leader's probes alone make them so.
 fn answers_are_by_tls(test: &NodeTest) -> Result<()> {
     let cluster = &test.cluster;
     for node in ["node1", "node2"] {
@@ -42,14 +44,31 @@ fn answers_are_by_tls(test: &NodeTest) -> Result<()> {
         let by_tls = |line: &str| line.contains("answering health checks") && line.contains("\"tls\":true");
         ensure!(log.lines().any(by_tls), "the agent of {node} does not say that it answers by TLS");
     }
-    until_true("both agents answer the leader", KUBERNETES, || {
-        // Of both controllers: the leader alone has the states of agents.
+    // Of both controllers: the leader alone probes.
+    let answers = || -> Result<BTreeMap<String, f64>> {
         let pages = cluster.nodes().iter().map(|node| node.exec(&["curl", "--silent", "127.0.0.1:9478/metrics"]));
         let pages = pages.collect::<Result<Vec<_>>>()?.concat();
-        let answers = |node: &str| {
-            let series = format!("egress_agent_egress_node_state{{node=\"{node}\",state=\"answers\"}} 1");
-            pages.lines().any(|line| line == series)
-        };
-        Ok(answers("node1") && answers("node2"))
-    })
+        let probes = pages
+            .lines()
+            .filter_map(|line| line.strip_prefix("egress_agent_probes_total{answer=\"")?.split_once("\"} "));
+        let mut counts = BTreeMap::new();
+        for (answer, count) in probes {
+            *counts.entry(answer.to_owned()).or_default() += count.parse::<f64>()?;
+        }
+        Ok(counts)
+    };
+    let of = |counts: &BTreeMap<String, f64>, answer: &str| counts.get(answer).copied().unwrap_or_default();
+    let before = answers()?;
+    // Two nodes, each probed several times a second.
+    until_true("probes are answered by TLS", KUBERNETES, || {
+        Ok(of(&answers()?, "serving") > of(&before, "serving") + 20.0)
+    })?;
+    let (begin, rest) = (answers()?, Duration::from_secs(5));
+    std::thread::sleep(rest);
+    let end = answers()?;
+    for (answer, count) in end.iter().filter(|(answer, _)| *answer != "serving") {
+        ensure!(of(&begin, answer) == *count, "in {rest:?} probes had the answer {answer}: {begin:?}, {end:?}");
+    }
+    ensure!(of(&end, "serving") > of(&begin, "serving"), "no probe is answered: {begin:?}, {end:?}");
+    Ok(())
 }
