@@ -20,8 +20,7 @@ pub(super) fn tests() -> Vec<LabTest> {
         test("lab_pods_reach_the_world_with_their_nodes_address", world),
         test("lab_pods_reach_pods_and_nodes", neighbours),
         test("lab_services_lead_to_their_pods", services),
-        test("lab_long_flows_lose_nothing_and_checksums_are_right", long_flows)
-            .not_on_ovn("Open vSwitch in user space drops single datagrams beside large transfers, without any agent"),
+        test("lab_long_flows_lose_nothing_and_checksums_are_right", long_flows).not_on_ovn(super::OVN_LOSES),
         test("lab_of_plain_nodes_has_right_checksums", plain_nodes),
         test("lab_agents_can_be_stopped_and_started", agents),
         test("lab_node_without_power_is_cut_off", power),

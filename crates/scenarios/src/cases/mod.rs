@@ -49,6 +49,10 @@ use std::time::Duration;
 
 use egress_lab::test::LabTest;
 
+/// Also in a test of the lab alone, which starts no agent: 3 datagrams of 201 beside transfers of
+/// 500 kB, and about one of a hundred where a test keeps both CPUs busy.
+const OVN_LOSES: &str = "Open vSwitch in user space drops single datagrams on a busy machine, without any agent too";
+
 /// The tests of this folder, for the list of all tests on the lab.
 pub fn tests() -> Vec<LabTest> {
     let test = |name, run| LabTest::new(name, Duration::from_secs(120), run);
@@ -81,7 +85,8 @@ pub fn tests() -> Vec<LabTest> {
         test("bad_start_is_refused_in_one_line", bad_start::one_clear_line),
         test("bad_objects_are_reported_and_isolated", bad_objects::are_reported_and_isolated),
         test("isolation_objects_without_pods_affect_no_others", isolation::objects_without_pods_affect_no_others)
-            .alone(),
+            .alone()
+            .not_on_ovn(OVN_LOSES),
         test(
             "isolation_services_with_many_addresses_affect_no_others",
             isolation::services_with_many_addresses_affect_no_others,
@@ -101,7 +106,9 @@ pub fn tests() -> Vec<LabTest> {
         test("status_says_what_is_not_served", conditions::of_what_is_not_served),
         test("status_counts_pods_and_names_absent_agents", conditions::of_selected_pods_and_absent_agents),
         test("status_of_an_older_object_that_can_serve_nothing", conditions::of_an_older_object_that_can_serve_nothing),
-        test("isolation_flows_of_one_pod_affect_no_others", isolation::flows_of_one_pod_affect_no_others).alone(),
+        test("isolation_flows_of_one_pod_affect_no_others", isolation::flows_of_one_pod_affect_no_others)
+            .alone()
+            .not_on_ovn(OVN_LOSES),
         test("isolation_long_invalid_input_is_quoted_in_part", isolation::long_invalid_input_is_quoted_in_part),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("image_agent_from_it_serves", image::agent_from_the_image_serves),
