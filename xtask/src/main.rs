@@ -29,7 +29,7 @@ enum Command {
     Build(egress_toolchain::BuildArgs),
     /// Make a container image of egress-agent and egress-router: two static binaries on an empty base
     Image(egress_toolchain::ImageArgs),
-    /// Make what a release has: images of all architectures, manifests, SBOM, notes, checksums
+    /// Make what a release has: images and the kubectl plugin of all architectures, manifests, chart, manual pages, SBOM, notes
     Release(release::ReleaseArgs),
     /// Bring up the lab with real agents and play the story of an egress IP on it
     Run(egress_scenarios::story::StoryArgs),
@@ -56,7 +56,7 @@ enum Command {
     Apiserver(egress_lab::apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
     Codegen(checks::CodegenArgs),
-    /// Write the manual pages of egress-agent and egress-router
+    /// Write the manual pages of egress-agent, egress-router and the kubectl plugin
     Man(checks::ManArgs),
     /// Check format, names of types and clippy of all workspaces
     Lint(checks::LintArgs),

@@ -1,7 +1,7 @@
-//! `cargo xtask man`: the manual pages of egress-agent and egress-router, for packages.
+//! `cargo xtask man`: the manual pages of egress-agent, egress-router and the kubectl plugin, for packages.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -15,16 +15,24 @@ pub(crate) struct ManArgs {
     out: Option<PathBuf>,
 }
 
+/// What writes pages, and its package. The first writes those of egress-router too.
+const EXAMPLES: [(&str, &str); 2] = [("egress-agent", "man_pages"), ("kubectl-egress", "plugin_man_pages")];
+
 pub(crate) fn man(args: &ManArgs) -> Result<()> {
     let paths = Paths::find()?;
     let folder = args.out.clone().unwrap_or_else(|| paths.target.join("man"));
     let folder = std::path::absolute(&folder).with_context(|| format!("the path {}", folder.display()))?;
-    let mut pages = cargo();
-    pages
-        .args(["run", "--quiet", "--locked", "--package", "egress-agent", "--example", "man_pages", "--"])
-        .arg(&folder);
-    run(pages.current_dir(&paths.root)).context("write the manual pages")?;
+    write_manual_pages(&paths, &folder)?;
     let count = fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?.count();
     println!("{count} pages in {}; read one with `man {}`", folder.display(), folder.join("egress-agent.1").display());
+    Ok(())
+}
+
+pub(crate) fn write_manual_pages(paths: &Paths, folder: &Path) -> Result<()> {
+    for (package, example) in EXAMPLES {
+        let mut pages = cargo();
+        pages.args(["run", "--quiet", "--locked", "--package", package, "--example", example, "--"]).arg(folder);
+        run(pages.current_dir(&paths.root)).with_context(|| format!("write the manual pages of {package}"))?;
+    }
     Ok(())
 }

@@ -11,4 +11,4 @@ mod type_names;
 pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
 pub(crate) use deps::deps;
 pub(crate) use lint::{LintArgs, lint};
-pub(crate) use man::{ManArgs, man};
+pub(crate) use man::{ManArgs, man, write_manual_pages};
