@@ -2,26 +2,32 @@
 //!
 //! Only what is committed is released: the tree must be clean before and after, the lock files must fit their manifests, so that no
 //! build chooses other versions, and the changelog must have a section of Cargo.toml's version. That version is the tag of the images,
-//! and here alone it gets into the manifests. Times are the commit's, so a second run has the same checksums. Nothing is uploaded.
+//! and here alone it gets into the manifests and the chart. Times are the commit's, so a second run has the same checksums. Nothing is
+//! uploaded.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use egress_toolchain::{Arch, Image, Paths, Profile, Progress, cargo, image_for, kubectl, output, run};
+use egress_toolchain::{
+    Arch, Image, Paths, Profile, Progress, archive, cargo, image_for, kubectl, output, run, static_plugin,
+};
+
+use crate::checks;
 
 #[derive(Args, Debug)]
 pub(crate) struct ReleaseArgs {
     /// Where the sources are, for the images' label `org.opencontainers.image.source`
     #[arg(long, value_name = "URL")]
     source: String,
-    /// Name of the image in the manifests, with the registry and without a tag
+    /// Name of the image in the manifests and the chart, with the registry and without a tag
     #[arg(long, value_name = "NAME", default_value = "localhost/egress-agent")]
     image: String,
-    /// Only the image of this architecture, instead of all; may be given several times
+    /// Only the image and the kubectl plugin of this architecture, instead of all; may be given several times
     #[arg(long, value_enum)]
     arch: Vec<Arch>,
     /// Build the binaries without optimisations: quicker, for trying a release
@@ -41,8 +47,14 @@ const UNRELEASED: &str = "Unreleased";
 /// Makes the SBOM. Of this version, so that a later one changes no checksum.
 const SBOM_TOOL: &str = "cargo-cyclonedx";
 const SBOM_TOOL_VERSION: &str = "0.5.9";
-/// What is in the image: the binaries, and the eBPF object inside of the agent.
-const SBOM_OF: [&str; 3] = ["egress-agent", "egress-router", "egress-ebpf"];
+/// The binaries, and the eBPF object inside of the agent.
+const SBOM_OF: [&str; 4] = [AGENT, ROUTER, PLUGIN, "egress-ebpf"];
+/// The packages, each with a binary of its name; the first is also the chart's name.
+const AGENT: &str = "egress-agent";
+const ROUTER: &str = "egress-router";
+const PLUGIN: &str = "kubectl-egress";
+/// The plugin by this name completes kubectl's command line.
+const PLUGIN_COMPLETION: &str = "kubectl_complete-egress";
 
 pub(crate) fn release(args: &ReleaseArgs) -> Result<()> {
     let progress = Progress::start();
@@ -67,17 +79,24 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<()> {
     export(&paths.root, &work)?;
     progress.step("manifests");
     manifests(&work.join("deploy/overlays"), &args.image, (&kubectl, &out))?;
+    progress.step("chart");
+    chart(&work.join("deploy/helm"), &args.image, revision.time, &out)?;
     progress.step("SBOM");
     sboms(&tool, &work, &revision, &out)?;
+    progress.step("manual pages and completion scripts");
+    shared_files(&paths, &work.join("share"), revision.time, &out)?;
     for arch in Arch::ALL.into_iter().filter(|arch| args.arch.is_empty() || args.arch.contains(arch)) {
         let image = Image::in_folder(work.join(format!("image-{arch}")), arch);
         let labels = [format!("source={}", args.source), format!("revision={}", revision.hash)];
         let profile = if args.dev { Profile::Dev } else { Profile::Release };
         image_for(&paths, &image, (profile, revision.time), &labels, args.no_install, &progress)?;
-        let archive = image.archive();
-        let name = archive.file_name().context("an archive without a name")?;
+        let file = image.archive();
+        let name = file.file_name().context("an archive without a name")?;
         // The name that the manifests ask for.
         image.pack_into(&out.join(name), &format!("{}:{VERSION}", args.image))?;
+        let binary = static_plugin(&paths, (arch, profile), args.no_install, &progress)?;
+        let file = out.join(format!("{PLUGIN}-{VERSION}-linux-{arch}.tar.gz"));
+        plugin(&binary, (&work.join("LICENSE"), &work.join(format!("plugin-{arch}"))), revision.time, &file)?;
     }
     if Revision::of_head(&paths.root)? != revision {
         bail!("another commit was checked out while the release was made: run it again");
@@ -148,9 +167,7 @@ fn export(root: &Path, work: &Path) -> Result<()> {
 fn manifests(overlays: &Path, image: &str, (kubectl, out): (&Path, &Path)) -> Result<()> {
     for entry in fs::read_dir(overlays).with_context(|| format!("read {}", overlays.display()))? {
         let overlay = entry?.path();
-        let file = overlay.join("kustomization.yaml");
-        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-        fs::write(&file, with_image(&text, image, VERSION).with_context(|| file.display().to_string())?)?;
+        edit(&overlay.join("kustomization.yaml"), |text| with_image(text, image, VERSION))?;
         let rendered = output(Command::new(kubectl).arg("kustomize").arg(&overlay))?;
         let name = overlay.file_name().context("an overlay without a name")?.to_string_lossy().into_owned();
         fs::write(out.join(format!("manifests-{name}.yaml")), rendered)?;
@@ -158,24 +175,81 @@ fn manifests(overlays: &Path, image: &str, (kubectl, out): (&Path, &Path)) -> Re
     Ok(())
 }
 
+/// Changes a file of the clone.
+fn edit(file: &Path, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {
+    let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    let text = change(&text).with_context(|| file.display().to_string())?;
+    fs::write(file, text).with_context(|| format!("write {}", file.display()))
+}
+
 /// A kustomization that names this image.
 fn with_image(kustomization: &str, name: &str, tag: &str) -> Result<String> {
-    let mut found = [0; 2];
+    with_lines(kustomization, [("newName:", format!("newName: {name}")), ("newTag:", format!("newTag: {tag}"))])
+}
+
+/// The text with other lines in the place of those that begin so; each of these must be there once.
+fn with_lines<const N: usize>(text: &str, lines: [(&str, String); N]) -> Result<String> {
+    let mut found = [0; N];
     let line = |line: &str| {
-        let indent = &line[..line.len() - line.trim_start().len()];
-        for (number, (key, value)) in [("newName:", name), ("newTag:", tag)].into_iter().enumerate() {
-            if line.trim_start().starts_with(key) {
-                found[number] += 1;
-                return format!("{indent}{key} {value}\n");
-            }
-        }
-        format!("{line}\n")
+        let content = line.trim_start();
+        let number = lines.iter().position(|(begin, _)| content.starts_with(begin));
+        let content = number.map_or(content, |number| {
+            found[number] += 1;
+            &lines[number].1
+        });
+        format!("{}{content}\n", &line[..line.len() - line.trim_start().len()])
     };
-    let text = kustomization.lines().map(line).collect();
-    if found != [1, 1] {
-        bail!("it names {} images and {} tags, not one of each", found[0], found[1]);
+    let text = text.lines().map(line).collect();
+    if found != [1; N] {
+        bail!("the lines {:?} are there {found:?} times, not once each", lines.map(|(begin, _)| begin));
     }
     Ok(text)
+}
+
+/// The chart in one file, for `helm install` and `helm push`. The image's tag is `appVersion`.
+fn chart(charts: &Path, image: &str, time: u64, out: &Path) -> Result<()> {
+    let folder = charts.join(AGENT);
+    let versions = [("version:", format!("version: {VERSION}")), ("appVersion:", format!("appVersion: \"{VERSION}\""))];
+    edit(&folder.join("Chart.yaml"), |text| with_lines(text, versions))?;
+    let repository = [("repository: localhost/", format!("repository: {image}"))];
+    edit(&folder.join("values.yaml"), |text| with_lines(text, repository))?;
+    pack(&out.join(format!("{AGENT}-{VERSION}.tgz")), time, charts, &[AGENT])
+}
+
+/// The manual pages and the completion scripts, each at its place below `/usr/local/share`.
+fn shared_files(paths: &Paths, folder: &Path, time: u64, out: &Path) -> Result<()> {
+    checks::write_manual_pages(paths, &folder.join("man/man1"))?;
+    for program in [AGENT, ROUTER] {
+        let places = [
+            ("bash", format!("bash-completion/completions/{program}")),
+            ("fish", format!("fish/vendor_completions.d/{program}.fish")),
+            ("zsh", format!("zsh/site-functions/_{program}")),
+        ];
+        for (shell, place) in places {
+            let mut command = cargo();
+            command.args(["run", "--quiet", "--locked", "--package", program, "--bin", program, "--"]);
+            let script = output(command.args(["completion", shell]).current_dir(&paths.root))?;
+            let place = folder.join(place);
+            fs::create_dir_all(place.parent().context("a script without a folder")?)?;
+            fs::write(&place, script).with_context(|| format!("write {}", place.display()))?;
+        }
+    }
+    pack(&out.join(format!("{AGENT}-{VERSION}-man.tar.gz")), time, folder, &["man"])?;
+    let scripts = ["bash-completion", "fish", "zsh"];
+    pack(&out.join(format!("{AGENT}-{VERSION}-completions.tar.gz")), time, folder, &scripts)
+}
+
+/// The plugin, also by the name that kubectl completes by, and the licence.
+fn plugin(binary: &Path, (licence, folder): (&Path, &Path), time: u64, file: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    fs::copy(binary, folder.join(PLUGIN)).with_context(|| format!("copy {}", binary.display()))?;
+    fs::copy(licence, folder.join("LICENSE")).with_context(|| format!("copy {}", licence.display()))?;
+    symlink(PLUGIN, folder.join(PLUGIN_COMPLETION))?;
+    pack(file, time, folder, &["LICENSE", PLUGIN, PLUGIN_COMPLETION])
+}
+
+fn pack(file: &Path, time: u64, folder: &Path, entries: &[&str]) -> Result<()> {
+    run(archive(file, time).arg("-C").arg(folder).args(entries))
 }
 
 fn sbom_tool(paths: &Paths, no_install: bool, progress: &Progress) -> Result<PathBuf> {
@@ -315,5 +389,22 @@ mod tests {
             assert_eq!(after.lines().count(), before.lines().count());
         }
         assert!(with_image("resources: []\n", "a", "b").is_err());
+    }
+
+    /// As the overlays do. A template joins the two, of which the second is the tag where the values name none.
+    #[test]
+    fn the_packed_chart_asks_for_the_released_image() {
+        let (tree, root) = (Tree::new("chart"), Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+        run(Command::new("cp").arg("-r").arg(root.join("deploy/helm")).arg(&tree.0)).expect("a copy");
+        chart(&tree.0.join("helm"), "registry.example/egress-agent", 0, &tree.0).expect("a chart");
+        let file = tree.0.join(format!("egress-agent-{VERSION}.tgz"));
+        let read = |name: &str| -> serde_yaml::Value {
+            let text = output(Command::new("tar").arg("-xOf").arg(&file).arg(format!("egress-agent/{name}")));
+            serde_yaml::from_str(&text.expect("a file")).expect("YAML")
+        };
+        let (chart, values) = (read("Chart.yaml"), read("values.yaml"));
+        assert_eq!([chart["version"].as_str(), chart["appVersion"].as_str()], [Some(VERSION); 2]);
+        assert_eq!(values["image"]["repository"].as_str(), Some("registry.example/egress-agent"));
+        assert_eq!(values["image"]["tag"].as_str(), Some(""));
     }
 }

@@ -19,23 +19,23 @@ pub(super) fn build_plugin(root: &Path, arguments: &[&str]) -> Result<()> {
     run(command.args(arguments).current_dir(root)).context("build kubectl-egress")
 }
 
-/// Builds both with this cargo and these arguments; the folder is where it puts them then.
-pub(super) fn build(
-    mut command: Command,
+/// Builds these packages with this cargo and these arguments; the folder is where it puts them then.
+pub(super) fn build<const N: usize>(
+    (mut command, names): (Command, [&str; N]),
     root: &Path,
     arguments: &[&str],
     folder: &Path,
     progress: &Progress,
-) -> Result<[PathBuf; 2]> {
-    let binaries = [AGENT, ROUTER].map(|name| folder.join(name));
+) -> Result<[PathBuf; N]> {
+    let (binaries, shown) = (names.map(|name| folder.join(name)), names.join(" and "));
     if !binaries.iter().all(|binary| binary.exists()) {
-        progress.step("building egress-agent and egress-router; the first time takes some minutes");
+        progress.step(&format!("building {shown}; the first time takes some minutes"));
     }
     command.arg("build");
-    for name in [AGENT, ROUTER] {
+    for name in names {
         command.args(["--package", name, "--bin", name]);
     }
-    run(command.args(arguments).current_dir(root)).context("build egress-agent and egress-router")?;
+    run(command.args(arguments).current_dir(root)).with_context(|| format!("build {shown}"))?;
     if let Some(missing) = binaries.iter().find(|binary| !binary.exists()) {
         bail!("cargo built no {}: is another target set in a configuration file of cargo?", missing.display());
     }

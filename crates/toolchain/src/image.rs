@@ -19,10 +19,12 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::arch::Arch;
+use super::archive::archive;
+use super::binaries::{self, AGENT, PLUGIN, ROUTER};
 use super::command::{Progress, output, run};
 use super::cross::cargo_for;
 use super::packages::{self, Purpose};
-use super::{BuildArgs, Paths, binaries, ensure_object};
+use super::{BuildArgs, Paths, ensure_object};
 
 #[derive(Args, Clone, Debug)]
 pub struct ImageArgs {
@@ -96,15 +98,13 @@ impl Image {
         self.pack_into(&self.archive(), &format!("{LOCAL}/{NAME}:{VERSION}"))
     }
 
-    pub fn pack_into(&self, archive: &Path, name: &str) -> Result<()> {
+    pub fn pack_into(&self, file: &Path, name: &str) -> Result<()> {
         let index = fs::read_to_string(self.layout().join("index.json"))?;
         let named = self.folder.join("named");
         fs::create_dir_all(&named)?;
         fs::write(named.join("index.json"), with_name(&index, name)?)?;
-        let mut tar = Command::new("tar");
-        // The same bytes on every machine and at every time.
-        tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
-        tar.arg("-cf").arg(archive).arg("-C").arg(self.layout()).args(["oci-layout", "blobs"]);
+        let mut tar = archive(file, 0);
+        tar.arg("-C").arg(self.layout()).args(["oci-layout", "blobs"]);
         run(tar.arg("-C").arg(&named).arg("index.json"))?;
         Ok(fs::remove_dir_all(&named)?)
     }
@@ -174,22 +174,39 @@ pub enum Profile {
 /// egress-agent and egress-router, linked with everything that they need, so that they run on nothing.
 pub(crate) fn static_binaries(
     paths: &Paths,
-    (arch, profile): (Arch, Profile),
+    build: (Arch, Profile),
     no_install: bool,
     progress: &Progress,
 ) -> Result<[PathBuf; 2]> {
+    linked_statically([AGENT, ROUTER], paths, build, no_install, progress)
+}
+
+/// The kubectl plugin, linked in the same way: it runs on any Linux of the architecture.
+pub fn static_plugin(paths: &Paths, build: (Arch, Profile), no_install: bool, progress: &Progress) -> Result<PathBuf> {
+    linked_statically([PLUGIN], paths, build, no_install, progress).map(|[plugin]| plugin)
+}
+
+fn linked_statically<const N: usize>(
+    names: [&str; N],
+    paths: &Paths,
+    (arch, profile): (Arch, Profile),
+    no_install: bool,
+    progress: &Progress,
+) -> Result<[PathBuf; N]> {
     let target = arch.target();
     let cargo = cargo_for(paths, arch, !no_install, progress)?;
-    progress.step(&format!("building egress-agent and egress-router for {target}; the first time takes some minutes"));
+    let shown = names.join(" and ");
+    progress.step(&format!("building {shown} for {target}; the first time takes some minutes"));
     let (folder, arguments): (&str, &[&str]) = match profile {
         Profile::Dev => ("debug", &["--locked", "--target", target]),
         Profile::Release => ("release", &["--locked", "--target", target, "--release"]),
     };
-    let built = binaries::build(cargo, &paths.root, arguments, &paths.target.join(target).join(folder), progress)?;
+    let folder = paths.target.join(target).join(folder);
+    let built = binaries::build((cargo, names), &paths.root, arguments, &folder, progress)?;
     for binary in &built {
         let bytes = fs::read(binary).with_context(|| format!("read {}", binary.display()))?;
         if names_an_interpreter(&bytes)? {
-            bail!("{} wants a dynamic linker, which the image does not have", binary.display());
+            bail!("{} wants a dynamic linker, so it does not run everywhere", binary.display());
         }
     }
     Ok(built)

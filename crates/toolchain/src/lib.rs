@@ -9,6 +9,7 @@
 //! `packages` installs distribution packages for run time (nft, tcpdump, ...); `ovn` unpacks Open vSwitch and OVN for the lab.
 
 mod arch;
+mod archive;
 mod binaries;
 mod command;
 mod compiler;
@@ -31,10 +32,11 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 pub use arch::Arch;
+pub use archive::archive;
 pub use command::{Progress, cargo, is_root, output, run};
 pub use cross::cargo_for;
 use image::static_binaries;
-pub use image::{BINARY, Image, ImageArgs, Profile, image, image_for, names_an_interpreter};
+pub use image::{BINARY, Image, ImageArgs, Profile, image, image_for, names_an_interpreter, static_plugin};
 pub use paths::Paths;
 
 #[derive(Args, Clone, Debug, Default)]
@@ -92,7 +94,8 @@ pub fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     let mut command = cargo();
     // One place for the binaries, also where a configuration file names a target.
     command.env_remove("CARGO_BUILD_TARGET");
-    binaries::build(command, &paths.root, arguments, built.agent.parent().unwrap_or(&paths.target), progress)?;
+    let (names, folder) = ([binaries::AGENT, binaries::ROUTER], built.agent.parent().unwrap_or(&paths.target));
+    binaries::build((command, names), &paths.root, arguments, folder, progress)?;
     Ok(built)
 }
 
