@@ -48,10 +48,9 @@ const UNRELEASED: &str = "Unreleased";
 const SBOM_TOOL: &str = "cargo-cyclonedx";
 const SBOM_TOOL_VERSION: &str = "0.5.9";
 /// The binaries, and the eBPF object inside of the agent.
-const SBOM_OF: [&str; 4] = [AGENT, ROUTER, PLUGIN, "egress-ebpf"];
-/// The packages, each with a binary of its name; the first is also the chart's name.
+const SBOM_OF: [&str; 4] = [AGENT, "egress-router", PLUGIN, "egress-ebpf"];
+/// Also the chart's name.
 const AGENT: &str = "egress-agent";
-const ROUTER: &str = "egress-router";
 const PLUGIN: &str = "kubectl-egress";
 /// The plugin by this name completes kubectl's command line.
 const PLUGIN_COMPLETION: &str = "kubectl_complete-egress";
@@ -219,21 +218,9 @@ fn chart(charts: &Path, image: &str, time: u64, out: &Path) -> Result<()> {
 /// The manual pages and the completion scripts, each at its place below `/usr/local/share`.
 fn shared_files(paths: &Paths, folder: &Path, time: u64, out: &Path) -> Result<()> {
     checks::write_manual_pages(paths, &folder.join("man/man1"))?;
-    for program in [AGENT, ROUTER] {
-        let places = [
-            ("bash", format!("bash-completion/completions/{program}")),
-            ("fish", format!("fish/vendor_completions.d/{program}.fish")),
-            ("zsh", format!("zsh/site-functions/_{program}")),
-        ];
-        for (shell, place) in places {
-            let mut command = cargo();
-            command.args(["run", "--quiet", "--locked", "--package", program, "--bin", program, "--"]);
-            let script = output(command.args(["completion", shell]).current_dir(&paths.root))?;
-            let place = folder.join(place);
-            fs::create_dir_all(place.parent().context("a script without a folder")?)?;
-            fs::write(&place, script).with_context(|| format!("write {}", place.display()))?;
-        }
-    }
+    let mut scripts = cargo();
+    scripts.args(["run", "--quiet", "--locked", "--package", AGENT, "--example", "completions", "--"]).arg(folder);
+    run(scripts.current_dir(&paths.root)).context("write the completion scripts")?;
     pack(&out.join(format!("{AGENT}-{VERSION}-man.tar.gz")), time, folder, &["man"])?;
     let scripts = ["bash-completion", "fish", "zsh"];
     pack(&out.join(format!("{AGENT}-{VERSION}-completions.tar.gz")), time, folder, &scripts)
