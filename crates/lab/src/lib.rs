@@ -4,7 +4,8 @@
 //!   process before it exists.
 //! - `test_cluster` is a lab with API server (`kube_api`, `apiserver`), a server outside (`traffic`) and agents (`agents`, with
 //!   the capabilities of their manifests, `confinement`). Tests, soak, faults, benchmark and walkthrough start with it.
-//! - `capture` counts every packet on the nodes' network by source and verifies its checksums.
+//! - `capture` counts every packet on the nodes' network by source and verifies its checksums, and shows which devices of a node
+//!   a packet passes.
 //! - `load_balancer` announces addresses of Services and leads to their pods.
 //! - `cut` and `machine` cut parts of the network and pause machines; `pins` reads a node's pinned maps and links.
 

@@ -5,6 +5,7 @@
 //! the entering one counts. Whether the kernel dropped frames because the reader was slow is counted too: a capture
 //! that has lost frames proves nothing.
 
+pub mod devices;
 pub mod dissect;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -206,7 +207,15 @@ impl Capture {
         let ports = Ports { netns: lan.clone(), names: HashMap::new() };
         let into = Arc::clone(&seen);
         // Outside the namespace, so that the reader never keeps it alive.
-        let reader = Background::start("capture", move |stop| read_frames(&socket, ports, &into, stop))?;
+        let reader = Background::start("capture", move |stop| {
+            read_frames(&socket, ports, stop, |missed, frame| {
+                let mut seen = lock(&into);
+                seen.missed = seen.missed.max(missed);
+                if let Some(frame) = frame.filter(|frame| frame.entering && frame.device.starts_with("node")) {
+                    seen.note(frame.device, &dissect(frame.bytes), frame.at);
+                }
+            })
+        })?;
         Ok(Self { seen, reader })
     }
 
@@ -371,7 +380,7 @@ impl Seen {
     }
 }
 
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+fn lock<T>(seen: &Mutex<T>) -> MutexGuard<'_, T> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -417,7 +426,22 @@ impl Ports {
 /// How long a stopped capture still reads what was sent before, when the network is never idle.
 const REMAINDER: Duration = Duration::from_millis(300);
 
-fn read_frames(socket: &OwnedFd, mut ports: Ports, seen: &Mutex<Seen>, stop: &AtomicBool) -> Result<()> {
+/// A frame as a packet socket sees it.
+struct SeenFrame<'a> {
+    device: &'a str,
+    /// Or the device sends it.
+    entering: bool,
+    bytes: &'a [u8],
+    at: SystemTime,
+}
+
+/// Hands each frame to `note`, with the number of those that were missed so far.
+fn read_frames(
+    socket: &OwnedFd,
+    mut ports: Ports,
+    stop: &AtomicBool,
+    mut note: impl FnMut(u32, Option<SeenFrame<'_>>),
+) -> Result<()> {
     let mut buffer = vec![0; LONGEST];
     let mut ancillary = nix::cmsg_space!(u32, nix::sys::time::TimeSpec);
     let mut end = None;
@@ -440,16 +464,14 @@ fn read_frames(socket: &OwnedFd, mut ports: Ports, seen: &Mutex<Seen>, stop: &At
                 Err(errno) => return Err(errno).context("the capture cannot read"),
             }
         };
-        let mut seen = lock(seen);
-        seen.missed = seen.missed.max(missed);
-        let Some(address) = address else { continue };
-        let entering = address.pkttype() != libc::PACKET_OUTGOING;
-        if !entering {
+        let Some(address) = address else {
+            note(missed, None);
             continue;
-        }
-        if let Some(port) = ports.name(address.ifindex())?.filter(|port| port.starts_with("node")) {
-            seen.note(port, &dissect(&buffer[..length]), at);
-        }
+        };
+        let entering = address.pkttype() != libc::PACKET_OUTGOING;
+        let bytes = &buffer[..length];
+        let device = ports.name(address.ifindex())?;
+        note(missed, device.map(|device| SeenFrame { device, entering, bytes, at }));
     }
 }
 

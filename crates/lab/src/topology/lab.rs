@@ -123,6 +123,12 @@ impl Lab {
         self.pods.iter().filter(move |pod| pod.node == node)
     }
 
+    /// The node's end of the pod's cable, in [`LabNode::pod_ports`].
+    pub fn port_of_pod(&self, pod: &LabPod) -> Result<String> {
+        let place = self.pods_on(pod.node).position(|one| one.name == pod.name);
+        place.map(topology::pod_port).with_context(|| format!("the lab has no pod {}", pod.name))
+    }
+
     /// Makes namespaces that go with the lab.
     pub fn add_namespaces(&self, namespaces: &[Netns]) -> Result<()> {
         self.ledger.make_namespaces(namespaces)

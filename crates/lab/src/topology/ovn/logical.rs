@@ -224,15 +224,33 @@ pub(super) fn shared_gateway(number: NodeNumber) -> Vec<Vec<String>> {
 /// Policies that send a pod's packets out of the cluster to this next hop.
 pub(super) fn reroute(pod: &LabPod, via: Dual) -> Vec<Vec<String>> {
     let policy = |(address, via): (IpAddr, IpAddr)| {
-        let family = if address.is_ipv4() { "ip4" } else { "ip6" };
-        let matched = format!("{family}.src == {address}");
-        command(&["lr-policy-add", CLUSTER_ROUTER, REROUTE, &matched, "reroute", &via.to_string()])
+        command(&["lr-policy-add", CLUSTER_ROUTER, REROUTE, &sent_by(address), "reroute", &via.to_string()])
     };
     pod.addresses.both().into_iter().zip(via.both()).map(policy).collect()
 }
 
-pub(super) fn own_egress_ip(pod: &LabPod, address: Ipv4Addr) -> Vec<Vec<String>> {
+/// Removes them.
+pub(super) fn remove_reroute(pod: &LabPod) -> Vec<Vec<String>> {
+    let policy = |address| command(&["lr-policy-del", CLUSTER_ROUTER, REROUTE, &sent_by(address)]);
+    pod.addresses.both().map(policy).to_vec()
+}
+
+fn sent_by(address: IpAddr) -> String {
+    let family = if address.is_ipv4() { "ip4" } else { "ip6" };
+    format!("{family}.src == {address}")
+}
+
+pub(super) fn own_egress_ip(pod: &LabPod, address: Dual) -> Vec<Vec<String>> {
     let mut all = reroute(pod, join_of(pod.node));
-    all.push(words(&format!("lr-nat-add {} snat {address} {}", gateway_of(pod.node), pod.addresses.v4)));
+    let gateway = gateway_of(pod.node);
+    let translations = address.both().into_iter().zip(pod.addresses.both());
+    all.extend(translations.map(|(address, pod)| words(&format!("lr-nat-add {gateway} snat {address} {pod}"))));
+    all
+}
+
+pub(super) fn remove_own_egress_ip(pod: &LabPod) -> Vec<Vec<String>> {
+    let mut all = remove_reroute(pod);
+    let gateway = gateway_of(pod.node);
+    all.extend(pod.addresses.both().map(|pod| words(&format!("lr-nat-del {gateway} snat {pod}"))));
     all
 }

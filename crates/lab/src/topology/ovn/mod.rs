@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 use egress_toolchain::Paths;
 use egress_toolchain::ovn::OvnPrograms;
 
-use super::addresses::NodeNumber;
+use super::addresses::{Dual, NodeNumber};
 use super::builder::Ground;
 use super::host_config::Cni;
 use super::lab::{LabNode, LabPod, LabService};
@@ -256,10 +256,22 @@ impl Ovn {
         self.settle()
     }
 
-    /// What OVN-Kubernetes' own EgressIP writes for a pod whose address the pod's node has: a policy that sends it to the gateway
-    /// router, and a translation there.
-    pub fn own_egress_ip(&self, pod: &LabPod, address: Ipv4Addr) -> Result<()> {
+    /// Removes the policy of [`reroute_to_host`](Self::reroute_to_host).
+    pub fn remove_reroute(&self, pod: &LabPod) -> Result<()> {
+        self.nb(&logical::remove_reroute(pod))?;
+        self.settle()
+    }
+
+    /// What OVN-Kubernetes' own EgressIP writes for a pod whose addresses the pod's node has: policies that send it to the gateway
+    /// router, and translations there.
+    pub fn own_egress_ip(&self, pod: &LabPod, address: Dual) -> Result<()> {
         self.nb(&logical::own_egress_ip(pod, address))?;
+        self.settle()
+    }
+
+    /// Removes them, as OVN-Kubernetes does with its last EgressIP of the pod.
+    pub fn remove_own_egress_ip(&self, pod: &LabPod) -> Result<()> {
+        self.nb(&logical::remove_own_egress_ip(pod))?;
         self.settle()
     }
 
@@ -280,6 +292,11 @@ add rule inet ovn-node-ports prerouting {family} daddr {} {protocol} dport {} dn
         );
         node.host.feed("nft", &["-f", "-"], &rule)
     }
+}
+
+/// That of the cluster's router on a node's switch, to which pods send.
+pub fn router_link_address(node: NodeNumber) -> String {
+    link_address(node.router().v4)
 }
 
 fn node_port_address(front: IpAddr) -> IpAddr {
