@@ -17,7 +17,7 @@ use crate::topology::lab::Lab;
 
 /// The direction of a packet, seen from the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Direction {
+pub enum DeviceDirection {
     In,
     Out,
 }
@@ -27,7 +27,7 @@ pub enum Direction {
 pub struct DeviceKey {
     pub node: String,
     pub device: String,
-    pub direction: Direction,
+    pub direction: DeviceDirection,
     pub source: IpAddr,
     pub destination: IpAddr,
     pub protocol: u8,
@@ -40,8 +40,8 @@ impl fmt::Display for DeviceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, device, direction, source, .. } = self;
         let direction = match direction {
-            Direction::In => "in",
-            Direction::Out => "out",
+            DeviceDirection::In => "in",
+            DeviceDirection::Out => "out",
         };
         write!(f, "{node} {device} {direction} from {source}")
     }
@@ -89,7 +89,7 @@ impl DeviceCapture {
                     let key = DeviceKey {
                         node: name.clone(),
                         device: frame.device.to_owned(),
-                        direction: if frame.entering { Direction::In } else { Direction::Out },
+                        direction: if frame.entering { DeviceDirection::In } else { DeviceDirection::Out },
                         source: packet.source,
                         destination: packet.destination,
                         protocol: packet.protocol,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use super::findings::Findings;
 use crate::prelude::*;
 use egress_lab::capture::CapturedPacket;
-use egress_lab::capture::devices::{DeviceCapture, DeviceKey, DevicesSeen, Direction};
+use egress_lab::capture::devices::{DeviceCapture, DeviceDirection, DeviceKey, DevicesSeen};
 use egress_lab::test_cluster::placement::{FIRST_V4, FIRST_V6, PATIENCE, seen_as};
 use egress_lab::topology::builder::Ground;
 use egress_lab::topology::ovn::{NIC, NODE_PORT_V4, NODE_PORT_V6, NodeDaemon, router_link_address};
@@ -418,14 +418,14 @@ fn long_packets(pod: &LabPod, to: IpAddr, seen: &DevicesSeen, findings: &mut Fin
     let egress = if to.is_ipv4() { FIRST_V4 } else { FIRST_V6 };
     let is_chosen = pod.labels.get("role").is_some_and(|role| role == "chosen");
     let expected = if is_chosen { egress } else { pod.node.address().towards(to) };
-    let sources: BTreeSet<IpAddr> = carried(NIC, Direction::Out).map(|(key, _)| key.source).collect();
+    let sources: BTreeSet<IpAddr> = carried(NIC, DeviceDirection::Out).map(|(key, _)| key.source).collect();
     findings.equal(&format!("{} leaves to {to} as", pod.name), &[expected].into(), &sources);
     for (device, mtu) in [(MANAGEMENT, POD_MTU), (UPLINK, LAN_MTU)] {
-        let bytes = longest(device, Direction::In);
+        let bytes = longest(device, DeviceDirection::In);
         let what = format!("{} and {to}: up to {bytes} bytes into {device}, whose MTU is {mtu}", pod.name);
         findings.note(bytes > mtu, &what);
     }
-    let bytes = longest(NIC, Direction::Out);
+    let bytes = longest(NIC, DeviceDirection::Out);
     findings.note(bytes <= LAN_MTU, &format!("{} and {to}: up to {bytes} bytes out of {NIC}", pod.name));
 }
 
@@ -594,7 +594,7 @@ fn take_before_ovn(cluster: &TestCluster, pod: &LabPod) -> Result<()> {
 
 /// What became of one kind of traffic.
 #[derive(Debug, PartialEq, Eq)]
-struct Attempt {
+struct DenialTrial {
     /// The sources with which it left a node.
     left_as: BTreeSet<IpAddr>,
     /// The devices of the pod's node that sent answers to it.
@@ -602,7 +602,7 @@ struct Attempt {
 }
 
 /// A connection, datagrams and pings from a pod to a server outside.
-fn attempt(cluster: &TestCluster, pod: &LabPod, to: IpAddr) -> Result<[(&'static str, Attempt); 3]> {
+fn attempt(cluster: &TestCluster, pod: &LabPod, to: IpAddr) -> Result<[(&'static str, DenialTrial); 3]> {
     let capture = DeviceCapture::start(&cluster.lab)?;
     let echo = SocketAddr::new(to, ECHO_PORT);
     let flows = [
@@ -619,7 +619,7 @@ fn attempt(cluster: &TestCluster, pod: &LabPod, to: IpAddr) -> Result<[(&'static
     let (own, source) = (pod.node.name(), pod.addresses.towards(to));
     let of = |protocol: u8| {
         let keys =
-            || seen.tallies.keys().filter(move |key| key.protocol == protocol && key.direction == Direction::Out);
+            || seen.tallies.keys().filter(move |key| key.protocol == protocol && key.direction == DeviceDirection::Out);
         let is_request = |key: &&DeviceKey| {
             let is_kind = if protocol == icmp { key.ports.0 == request } else { key.ports.1 == ECHO_PORT };
             is_kind && key.device == NIC && key.destination == to
@@ -628,7 +628,7 @@ fn attempt(cluster: &TestCluster, pod: &LabPod, to: IpAddr) -> Result<[(&'static
             let is_kind = key.ports.0 == if protocol == icmp { reply } else { ECHO_PORT };
             is_kind && key.node == own && key.device != OVERLAY_DEVICE && (key.source, key.destination) == (to, source)
         };
-        Attempt {
+        DenialTrial {
             left_as: keys().filter(is_request).map(|key| key.source).collect(),
             answers_at: keys().filter(is_answer).map(|key| key.device.clone()).collect(),
         }
@@ -642,7 +642,7 @@ fn attempts(
     pod: &LabPod,
     when: &str,
     findings: &mut Findings,
-    is_right: impl Fn(IpAddr, &str, &Attempt) -> bool,
+    is_right: impl Fn(IpAddr, &str, &DenialTrial) -> bool,
 ) -> Result<()> {
     for (to, egress) in egress_ips() {
         let begin = Instant::now();
