@@ -394,4 +394,20 @@ mod tests {
         assert_eq!(values["image"]["repository"].as_str(), Some("registry.example/egress-agent"));
         assert_eq!(values["image"]["tag"].as_str(), Some(""));
     }
+
+    /// kubectl finds both by name in one folder, wherever the archive is unpacked.
+    #[test]
+    fn the_plugin_is_packed_with_the_name_that_completes() {
+        let tree = Tree::new("plugin");
+        tree.write("built", "#!/bin/sh\necho ${0##*/}\n");
+        run(Command::new("chmod").arg("700").arg(tree.0.join("built"))).expect("a program");
+        tree.write("LICENSE", "Apache");
+        let file = tree.0.join("plugin.tar.gz");
+        plugin(&tree.0.join("built"), (&tree.0.join("LICENSE"), &tree.0.join("plugin")), 0, &file).expect("an archive");
+        run(Command::new("tar").arg("-C").arg(&tree.0).arg("-xf").arg(&file)).expect("its files");
+        for name in [PLUGIN, PLUGIN_COMPLETION] {
+            assert_eq!(output(&mut Command::new(tree.0.join(name))).expect("it starts"), format!("{name}\n"));
+        }
+        assert!(tree.0.join("LICENSE").exists() && tree.0.join(PLUGIN_COMPLETION).is_symlink());
+    }
 }

@@ -19,7 +19,7 @@ pub(super) fn build_plugin(root: &Path, arguments: &[&str]) -> Result<()> {
     run(command.args(arguments).current_dir(root)).context("build kubectl-egress")
 }
 
-/// Builds these packages with this cargo and these arguments; the folder is where it puts them then.
+/// Builds these binaries with this cargo and these arguments; the folder is where it puts them then.
 pub(super) fn build<const N: usize>(
     (mut command, names): (Command, [&str; N]),
     root: &Path,
@@ -32,8 +32,12 @@ pub(super) fn build<const N: usize>(
         progress.step(&format!("building {shown}; the first time takes some minutes"));
     }
     command.arg("build");
+    // Whichever binaries: all packages, so that what these share is built once, with the same features.
+    for package in [AGENT, ROUTER, PLUGIN] {
+        command.args(["--package", package]);
+    }
     for name in names {
-        command.args(["--package", name, "--bin", name]);
+        command.args(["--bin", name]);
     }
     run(command.args(arguments).current_dir(root)).with_context(|| format!("build {shown}"))?;
     if let Some(missing) = binaries.iter().find(|binary| !binary.exists()) {
