@@ -231,21 +231,6 @@ const LOCAL_PORT: u16 = 30090;
 const CLUSTER_PORT: u16 = 30091;
 const CLUSTER_IP: plan::Dual = plan::Dual::new([10, 96, 0, 90], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x90]);
 
-/// Counts what enters the host by the management port with the pod's address and with that of OVN's translation.
-fn count_management(node: &LabNode, pod: &LabPod) -> Result<()> {
-    let rules = format!(
-        "table netdev seen {{ chain mp0 {{ type filter hook ingress device ovn-k8s-mp0 priority -500; policy accept;
-ip saddr {} tcp sport {HTTP_PORT} counter comment \"pod\"
-ip6 saddr {} tcp sport {HTTP_PORT} counter comment \"pod\"
-ip saddr {NODE_PORT_V4} counter comment \"translated\"
-ip6 saddr {NODE_PORT_V6} counter comment \"translated\"
-}}; }}
-",
-        pod.addresses.v4, pod.addresses.v6
-    );
-    node.host.feed("nft", &["-f", "-"], &rules)
-}
-
 fn counted(node: &LabNode, comment: &str) -> Result<Vec<u64>> {
     let shown = node.host.exec("nft", &["-j", "list", "table", "netdev", "seen"])?;
     let shown: Value = serde_json::from_str(&shown)?;
@@ -267,7 +252,7 @@ fn node_ports(context: &LabContext) -> Result<()> {
     for number in [1, 3] {
         let (node, pod) = (cluster.node(number)?, cluster.chosen(number)?);
         let server = Server::in_pod(&cluster.lab, pod)?;
-        count_management(node, pod)?;
+        let devices = DeviceCapture::start(&cluster.lab)?;
         for (own, virtual_ip) in node.number.address().both().into_iter().zip(CLUSTER_IP.both()) {
             let backend = SocketAddr::new(pod.addresses.towards(own), HTTP_PORT);
             let (local, by_cluster) = (SocketAddr::new(own, LOCAL_PORT), SocketAddr::new(own, CLUSTER_PORT));
@@ -284,10 +269,22 @@ fn node_ports(context: &LabContext) -> Result<()> {
             }
         }
         println!("       {} requests reached {}", server.log().since(0).len(), pod.name);
-        let (by_pod, translated) = (counted(node, "pod")?, counted(node, "translated")?);
-        findings.equal("packets of the pod's port by the management port", &vec![0, 0], &by_pod);
+        let seen = devices.finish()?;
+        let by_management = |source: IpAddr, port: Option<u16>| {
+            let is_asked = |key: &DeviceKey| {
+                let enters =
+                    key.device == MANAGEMENT && key.direction == DeviceDirection::In && key.node == node.name();
+                enters
+                    && key.source == source
+                    && port.is_none_or(|port| (key.protocol, key.ports.0) == (packet::TCP, port))
+            };
+            seen.sightings(is_asked).values().map(|tally| tally.packets).sum::<u64>()
+        };
+        let of_pod = pod.addresses.both().map(|source| by_management(source, Some(HTTP_PORT)));
+        findings.equal("packets of the pod's port by the management port", &[0, 0], &of_pod);
+        let translated = [NODE_PORT_V4.into(), NODE_PORT_V6.into()].map(|source| by_management(source, None));
         findings.note(
-            translated.len() == 2 && translated.iter().all(|count| *count > 0),
+            translated.iter().all(|count| *count > 0),
             &format!("packets with OVN's translated address by the management port: {translated:?}"),
         );
         for (to, egress) in egress_ips() {
