@@ -103,7 +103,7 @@ pub(super) fn run(args: &MigrateArgs) -> Result<(), CliError> {
 
 async fn run_async(args: &MigrateArgs) -> Result<(), CliError> {
     let client = match args.files.is_empty() || args.apply {
-        true => Some(client::connect(args.kubeconfig.as_deref()).await?.0),
+        true => Some(client::connect_as_user(args.kubeconfig.as_deref()).await?),
         false => None,
     };
     let from = args.from.system();

@@ -132,7 +132,7 @@ pub enum AskError {
     NoAgent(PathBuf),
     #[error("an agent runs here and does not answer: it is stopped, or hangs")]
     Silent,
-    #[error("cannot connect to {path}: {source}; root is required", path = .path.display())]
+    #[error("cannot ask the agent by {path}: {source}{why}", path = .path.display(), why = if source.kind() == io::ErrorKind::PermissionDenied { "; root is required" } else { "" })]
     Refused { path: PathBuf, source: io::Error },
     #[error("{TOO_LONG}")]
     TooLong,

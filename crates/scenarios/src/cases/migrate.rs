@@ -65,10 +65,12 @@ pub(super) fn egresses_become_egress_ips(context: &LabContext) -> Result<()> {
 }
 
 fn migrate(context: &LabContext, cluster: &TestCluster, arguments: &[&str]) -> Result<Output> {
-    let kubeconfig = cluster.api.kubeconfig().display().to_string();
-    let arguments = [&["migrate", "--kubeconfig", &kubeconfig], arguments].concat();
-    let output = Command::new(&context.built.agent).args(&arguments).stdin(Stdio::null()).output()?;
+    let arguments = [&["migrate"], arguments].concat();
+    let mut command = Command::new(&context.built.agent);
+    // As kubectl finds it.
+    command.args(&arguments).env("KUBECONFIG", cluster.api.kubeconfig());
+    let output = command.stdin(Stdio::null()).output()?;
     let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
-    println!("migrate {}: {}\n{text}", arguments[3..].join(" "), output.status);
+    println!("migrate {}: {}\n{text}", arguments[1..].join(" "), output.status);
     Ok(output)
 }

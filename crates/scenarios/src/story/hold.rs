@@ -111,9 +111,9 @@ fn questions(node: &str, pod: Option<&str>) -> Vec<(&'static str, String)> {
     questions
 }
 
-/// Found by its socket, which no other lab has.
+/// Found by its socket, which no other lab has. The brackets keep the pattern from matching the shell that it is typed in.
 fn restart(node: &LabNode) -> String {
-    format!("kill $(pgrep -f -- '--socket {}')", node.socket.display())
+    format!("kill $(pgrep -f -- '[-]-socket {}')", node.socket.display())
 }
 
 #[cfg(test)]
