@@ -9,7 +9,8 @@
 //! - Leader election: [`leader_election`] runs the loop around the Lease.
 //! - Failures: [`api_outage`] logs and ends outages, [`backoff`] paces retries, [`stalled_requests`] ends hanging requests,
 //!   [`restored_backup`] detects a restored etcd backup, [`error_text`] formats errors.
-//! - [`crd`] defines the API types, [`health_key`] the Secret that health checks are signed with, [`metrics_token`] the one for metrics, [`admin`] serves commands.
+//! - [`crd`] defines the API types, [`health_key`] the Secret that health checks are signed with, [`metrics_token`] the one for
+//!   metrics, [`admin`] serves commands.
 
 pub mod acknowledgements;
 pub mod admin;

@@ -322,6 +322,7 @@ fn chart_refuses_what_it_cannot_mean() -> Result<()> {
     let by_schema = "values don't meet the specifications of the schema";
     let cases = [
         ("interfaces.managementPort=", "set interfaces.managementPort: ovn-k8s-mp0, or the bridge", ""),
+        ("monitoring.enabled=true,metrics.exposed=false", "monitoring.enabled needs metrics.exposed", ""),
         ("controller.replicas=0", by_schema, "replicas"),
         ("uplink=eth0", by_schema, "uplink"),
         ("settings.EGRESS_AGENT_LEASE=5", by_schema, "EGRESS_AGENT_LEASE"),

@@ -49,8 +49,7 @@ use std::time::Duration;
 
 use egress_lab::test::LabTest;
 
-/// Also in a test of the lab alone, which starts no agent: 3 datagrams of 201 beside transfers of
-/// 500 kB, and about one of a hundred where a test keeps both CPUs busy.
+/// Also in a test of the lab alone, which starts no agent and sends beside large transfers.
 const OVN_LOSES: &str = "Open vSwitch in user space drops single datagrams on a busy machine, without any agent too";
 
 /// The tests of this folder, for the list of all tests on the lab.
