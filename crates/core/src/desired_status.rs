@@ -17,7 +17,7 @@ use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
 use crate::ownership::handover::{Evidence, HandoverPlan, HandoverPlanner, RecordChange, Records};
 use crate::status::conditions::{self, DesiredCondition, ObjectEvent};
-use crate::status::pod_counts::PodCounts;
+use crate::status::pod_counts::{PodCounts, WithoutPods};
 
 /// What the desired status depends on. The current status is part of the policies.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,7 @@ pub struct StatusInputs<'a> {
     pub unserved: &'a BTreeMap<String, UnservedAddresses>,
     /// How many pods each policy serves, and the nodes whose agents are away.
     pub pod_counts: &'a PodCounts,
+    pub without_pods: &'a WithoutPods,
     /// Whether the node's address serves where no node can host any address of a policy.
     pub node_address_serves: bool,
     pub networks: &'a ClusterNetworks,
@@ -100,7 +101,13 @@ pub fn desired_statuses(planner: &mut HandoverPlanner, inputs: &StatusInputs<'_>
         );
         mark_not_served(&mut assigned, inputs.unserved);
         mark_impaired(&mut assigned, nodes);
-        statuses.push(object_status(policy, assigned, new_items, (assignment.eligible, &cluster, inputs.pod_counts)));
+        let pods = conditions::PolicyPods {
+            without_agent: inputs.pod_counts.pods_without_agent(policy.published.ids),
+            has_none: inputs.without_pods.has(name, now),
+        };
+        let selected_pods = inputs.pod_counts.selected(policy.published.ids);
+        let (eligible, cluster) = (assignment.eligible, &cluster);
+        statuses.push(object_status(policy, assigned, new_items, (eligible, cluster), (&pods, selected_pods)));
     }
     DesiredStatuses {
         policies: statuses,
@@ -114,14 +121,12 @@ fn object_status(
     policy: &Arc<EgressPolicy>,
     assigned: ObjectAssignment,
     new_items: Option<Vec<Item>>,
-    (eligible, cluster, pod_counts): (usize, &conditions::ClusterContext, &PodCounts),
+    (eligible, cluster): (usize, &conditions::ClusterContext),
+    (pods, selected_pods): (&conditions::PolicyPods<'_>, Option<u32>),
 ) -> ObjectStatus {
     // While the selectors of a policy are unknown, nothing is published: its pods must not leave with node addresses.
     let is_published = assigned.no_eligible_node() && !policy.is_unknown(PolicyPart::Selectors);
-    let ids = policy.published.ids;
-    let pods_without_agent = pod_counts.pods_without_agent(ids);
-    let conditions = conditions::conditions(policy, &assigned, &pods_without_agent, cluster);
-    let selected_pods = pod_counts.selected(ids);
+    let conditions = conditions::conditions(policy, &assigned, pods, cluster);
     let events = conditions::events(policy, &assigned, eligible);
     let items = match new_items {
         Some(items) => items,
@@ -188,6 +193,7 @@ pub struct NoRecords {
     unserved: BTreeMap<String, UnservedAddresses>,
     endless: BTreeSet<String>,
     pod_counts: PodCounts,
+    without_pods: WithoutPods,
     networks: ClusterNetworks,
     services: Services,
 }
@@ -210,7 +216,7 @@ impl NoRecords {
             lease_expiries: ends,
             deleted_objects_gateways: departed,
         };
-        let Self { absent, unserved, endless, pod_counts, records, networks, services, .. } = &*self;
+        let Self { absent, unserved, endless, pod_counts, without_pods, records, networks, services, .. } = &*self;
         let node_address_serves = true;
         StatusInputs {
             policies,
@@ -219,6 +225,7 @@ impl NoRecords {
             absent,
             unserved,
             pod_counts,
+            without_pods,
             node_address_serves,
             networks,
             services,

@@ -31,6 +31,7 @@ use egress_core::model::policy::SourceKind;
     printcolumn = r#"{"name":"Assigned EgressIPs","type":"string","jsonPath":".status.items[*].egressIP"}"#,
     printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","description":"Of the condition Assigned.","jsonPath":".status.conditions[?(@.type==\"Assigned\")].reason"}"#,
+    printcolumn = r#"{"name":"Degraded","type":"string","description":"True if something is wrong although the object serves; the condition has the reason.","jsonPath":".status.conditions[?(@.type==\"Degraded\")].status"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -170,6 +171,7 @@ pub struct EgressServiceStatus {
     printcolumn = r#"{"name":"Assigned Node","type":"string","jsonPath":".status.items[*].node"}"#,
     printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","description":"Of the condition Assigned.","jsonPath":".status.conditions[?(@.type==\"Assigned\")].reason"}"#,
+    printcolumn = r#"{"name":"Degraded","type":"string","description":"True if something is wrong although the object serves; the condition has the reason.","jsonPath":".status.conditions[?(@.type==\"Degraded\")].status"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]

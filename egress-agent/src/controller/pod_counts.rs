@@ -32,7 +32,7 @@ use crate::health::{SERVICE, pod_counts};
 use egress_core::allocation::Nodes;
 use egress_core::model::node::Node;
 use egress_core::model::state::SelectedPods;
-pub use egress_core::status::pod_counts::PodCounts;
+pub use egress_core::status::pod_counts::{PodCounts, WithoutPods};
 
 const ROUND: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(2);

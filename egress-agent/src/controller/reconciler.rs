@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use crate::change_queue::ChangeReceiver;
 use crate::controller::cluster_metrics;
 use crate::controller::ledger::{LedgerInputs, LedgerWriter};
-use crate::controller::pod_counts::PodCounts;
+use crate::controller::pod_counts::{PodCounts, WithoutPods};
 use crate::metrics::Meters;
 use egress_core::allocation::Nodes;
 use egress_core::allocation::egress_ids::EgressIdAllocator;
@@ -71,6 +71,7 @@ pub struct ControllerReconciler {
     /// The nodes to ask for pod counts while this controller leads, and the counts.
     nodes_to_ask: watch::Sender<Option<Arc<Nodes>>>,
     pod_counts: watch::Receiver<PodCounts>,
+    without_pods: WithoutPods,
     ledger: LedgerWriter,
     handovers: HandoverPlanner,
     /// Since when this controller leads without a gap, as of the current pass.
@@ -116,6 +117,7 @@ impl ControllerReconciler {
             node_health,
             nodes_to_ask: watch::Sender::default(),
             pod_counts: watch::channel(PodCounts::default()).1,
+            without_pods: WithoutPods::default(),
             ledger: LedgerWriter::new(ledger, leadership.clone(), signature, terms),
             handovers: HandoverPlanner::lingering(LINGER),
             leading_since: None,
@@ -191,6 +193,7 @@ impl ControllerReconciler {
                 self.foreign_writers.retain(|_| false);
                 self.problems = NodeProblems::default();
                 self.nodes_to_ask.send_if_modified(|to_ask| to_ask.take().is_some());
+                self.without_pods = WithoutPods::default();
                 self.moves.forget(|_| true);
                 self.meters.set_cluster(None);
                 continue;
@@ -294,6 +297,7 @@ impl ControllerReconciler {
         // A copy: the prober must not wait for the computation.
         let node_health = self.node_health.borrow_and_update().clone();
         let pod_counts = self.pod_counts.borrow_and_update().clone();
+        let no_pod_at = self.without_pods.update(&policies, &pod_counts, now);
         let ledger_inputs = self.ledger.inputs(&policies, &nodes, &node_health, (since, now))?;
         let (draft, ledger_requeue_at) = (ledger_inputs.draft.clone(), ledger_inputs.requeue_at);
         let node_states = cluster_metrics::nodes(&policies, &nodes, &node_health);
@@ -313,7 +317,7 @@ impl ControllerReconciler {
                 .min();
         }
         self.meters.set_cluster(Some(cluster_metrics::cluster(&statuses, node_states)));
-        let requeue_at = ledger_requeue_at.into_iter().chain(requeue_at).min().map(Instant::from_std);
+        let requeue_at = [ledger_requeue_at, requeue_at, no_pod_at].into_iter().flatten().min().map(Instant::from_std);
         let updates: Vec<StatusUpdate> = statuses
             .into_iter()
             .filter_map(|status| {
@@ -358,6 +362,7 @@ impl ControllerReconciler {
         let mut handovers = std::mem::take(&mut self.handovers);
         let (networks, services) = (Arc::clone(&self.networks), Arc::clone(&self.services));
         let node_address_serves = self.node_address_serves;
+        let without_pods = self.without_pods.clone();
         let computing = tokio::task::spawn_blocking(move || {
             let (records, evidence, endless) =
                 (&ledger_inputs.draft.records, ledger_inputs.evidence(), &ledger_inputs.endless);
@@ -370,6 +375,7 @@ impl ControllerReconciler {
                 absent,
                 unserved: &node_health.unserved,
                 pod_counts: &pod_counts,
+                without_pods: &without_pods,
                 node_address_serves,
                 networks,
                 services,

@@ -19,6 +19,8 @@ use crate::text::{listed, quoted};
 pub enum Reason {
     /// Every address has a node.
     Assigned,
+    /// Every address has a node, and no pod leaves by the policy: a label that is misspelt is the usual cause.
+    NoPodSelected,
     PartiallyAssigned,
     /// The nodes of assigned addresses do not serve them.
     NotServed,
@@ -47,6 +49,7 @@ impl Reason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Assigned => "Assigned",
+            Self::NoPodSelected => "NoPodSelected",
             Self::PartiallyAssigned => "PartiallyAssigned",
             Self::NotServed => "NotServed",
             Self::Moving => "Moving",
@@ -107,15 +110,23 @@ pub struct ObjectEvent {
     pub message: String,
 }
 
-/// All own conditions, in the order of the list. `without_agent` are nodes whose agent is away, with the number of the
-/// policy's pods there.
+/// The pods of a policy, for messages.
+#[derive(Clone, Debug, Default)]
+pub struct PolicyPods<'a> {
+    /// Nodes whose agent is away, with the number of the policy's pods there.
+    pub without_agent: Vec<(&'a str, u32)>,
+    /// No pod has been reported for some time.
+    pub has_none: bool,
+}
+
+/// All own conditions, in the order of the list.
 pub fn conditions(
     policy: &EgressPolicy,
     outcome: &ObjectAssignment,
-    without_agent: &[(&str, u32)],
+    pods: &PolicyPods<'_>,
     cluster: &ClusterContext,
 ) -> Vec<DesiredCondition> {
-    vec![assigned(policy, outcome, cluster), degraded(policy, outcome, without_agent)]
+    vec![assigned(policy, outcome, pods, cluster), degraded(policy, outcome, &pods.without_agent)]
 }
 
 /// Facts about the cluster for messages.
@@ -190,12 +201,18 @@ impl ClusterContext {
     }
 }
 
-fn assigned(policy: &EgressPolicy, outcome: &ObjectAssignment, cluster: &ClusterContext) -> DesiredCondition {
+fn assigned(
+    policy: &EgressPolicy,
+    outcome: &ObjectAssignment,
+    pods: &PolicyPods<'_>,
+    cluster: &ClusterContext,
+) -> DesiredCondition {
     let statuses = || outcome.entries.iter().map(|(_, status)| status);
     let assigned = |status: &EntryStatus| matches!(status, EntryStatus::Assigned { .. });
     let reason = match () {
         () if unreadable(policy, PolicyPart::Selectors) => Reason::InvalidSelector,
         () if unreadable(policy, PolicyPart::Addresses) => Reason::InvalidSpec,
+        () if statuses().count() > 0 && statuses().all(assigned) && pods.has_none => Reason::NoPodSelected,
         () if statuses().count() > 0 && statuses().all(assigned) => Reason::Assigned,
         () if statuses().any(assigned) => Reason::PartiallyAssigned,
         () if statuses().any(|status| matches!(status, EntryStatus::NotServed { .. })) => Reason::NotServed,
@@ -219,13 +236,18 @@ fn assigned(policy: &EgressPolicy, outcome: &ObjectAssignment, cluster: &Cluster
         causes.push("spec.egressIPs is empty".to_owned());
     }
     let message = match cluster.consequence(policy, outcome) {
+        _ if causes.is_empty() && pods.has_none => NO_POD.to_owned(),
         _ if causes.is_empty() => "every egress IP has a node".to_owned(),
         None => joined(&causes),
         // After the causes, which may be many.
         Some(consequence) => format!("{}; {consequence}", joined(&causes)),
     };
-    DesiredCondition { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
+    let status = matches!(reason, Reason::Assigned | Reason::NoPodSelected);
+    DesiredCondition { kind: ASSIGNED, status, reason: reason.as_str(), message }
 }
+
+const NO_POD: &str = "every egress IP has a node, and no running pod leaves by this object: its selectors match none, or \
+                      older objects serve those that they match";
 
 /// The agent of a node that has pods of the policy does not answer.
 const AGENT_AWAY: &str = "AgentAway";
@@ -463,7 +485,7 @@ mod tests {
 
     fn published(statuses: &[(&str, EntryStatus)]) -> Vec<(bool, &'static str)> {
         let (_, policy) = policy("a", 1, &[], &[]);
-        conditions(&policy, &outcome(statuses), &[], &ClusterContext::default())
+        conditions(&policy, &outcome(statuses), &PolicyPods::default(), &ClusterContext::default())
             .into_iter()
             .map(|one| (one.status, one.reason))
             .collect()
@@ -489,7 +511,7 @@ mod tests {
         let messages = conditions(
             &a,
             &outcome(&[("1", here), ("2", EntryStatus::NodesInUse), ("x", EntryStatus::Invalid)]),
-            &[],
+            &PolicyPods::default(),
             &ClusterContext::default(),
         );
         assert_eq!(messages[1].message, "2: NoRoom; x: InvalidEgressIP");
@@ -502,7 +524,7 @@ mod tests {
         let published = |listed: &[&str], statuses: &[(&str, EntryStatus)], cluster: &ClusterContext| {
             let (_, policy) = policy("a", 1, listed, &[]);
             let [assigned, degraded] =
-                conditions(&policy, &outcome(statuses), &[], cluster).try_into().expect("two of them");
+                conditions(&policy, &outcome(statuses), &PolicyPods::default(), cluster).try_into().expect("two of them");
             (assigned.reason, assigned.message, degraded.status, degraded.reason, degraded.message)
         };
         let strict = ClusterContext::default();
@@ -530,7 +552,7 @@ mod tests {
         assert_eq!(published(&[v4], &[(v4, EntryStatus::NoNode)], &lenient).1, label);
         let (_, asks_for_a_drop) = policy("a", 1, &[v4], &[]);
         let asks_for_a_drop = EgressPolicy { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
-        let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, EntryStatus::NoNode)]), &[], &lenient);
+        let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, EntryStatus::NoNode)]), &PolicyPods::default(), &lenient);
         assert!(dropped[0].message.ends_with("packets of pods that no other object serves are dropped"), "{dropped:?}");
         let networks = ["172.19.0.0/16", "fd00::/64"].map(|text| text.parse().expect("a literal"));
         let elsewhere = published(
@@ -564,7 +586,7 @@ mod tests {
             statuses.iter().map(|(entry, status)| (entry.as_str(), status.clone())).collect();
         let here = [("10.0.2.1", EntryStatus::Assigned { node: "n1".into() })];
         let outcome = outcome(&[&statuses[..], &here].concat());
-        for condition in conditions(&a, &outcome, &[], &ClusterContext::default()) {
+        for condition in conditions(&a, &outcome, &PolicyPods::default(), &ClusterContext::default()) {
             assert!(condition.message.len() < 8192 && condition.message.contains("; and 936 more"), "{condition:?}");
         }
         let events: Vec<String> = events(&a, &outcome, 1).into_iter().map(|event| event.message).collect();
@@ -584,20 +606,20 @@ mod tests {
             outcome(&statuses),
             outcome(&[&statuses[..], &[("1", EntryStatus::Assigned { node: "n".into() })]].concat()),
         ] {
-            for condition in conditions(&a, &outcome, &[], &ClusterContext::default()) {
+            for condition in conditions(&a, &outcome, &PolicyPods::default(), &ClusterContext::default()) {
                 assert!(condition.message.len() <= MAX_MESSAGE_BYTES + 32, "{} bytes", condition.message.len());
             }
             for event in events(&a, &outcome, 1) {
                 assert!(event.message.len() <= 1024, "{} bytes: {event:?}", event.message.len());
             }
         }
-        let published = conditions(&a, &outcome(&statuses), &[], &ClusterContext::default());
+        let published = conditions(&a, &outcome(&statuses), &PolicyPods::default(), &ClusterContext::default());
         assert!(
             published[0].message.contains("0xxxxx") && published[0].message.contains("(12001 bytes)"),
             "{published:?}"
         );
         statuses.iter_mut().for_each(|(_, status)| *status = taken.clone());
-        let published = conditions(&a, &outcome(&statuses), &[], &ClusterContext::default());
+        let published = conditions(&a, &outcome(&statuses), &PolicyPods::default(), &ClusterContext::default());
         assert!(
             published[0].message.len() <= MAX_MESSAGE_BYTES + 32 && published[0].message.contains(" more"),
             "{published:?}"
@@ -612,7 +634,7 @@ mod tests {
         let published = conditions(
             &a,
             &outcome(&[("1", EntryStatus::Assigned { node: "n1".into() })]),
-            &[],
+            &PolicyPods::default(),
             &ClusterContext::default(),
         );
         assert_eq!((published[0].reason, published[1].reason), ("InvalidSelector", "InvalidSelector"));
@@ -648,11 +670,28 @@ mod tests {
     }
 
     #[test]
+    fn an_assigned_object_without_pods_says_so_and_is_no_failure() {
+        let (here, taken) = (EntryStatus::Assigned { node: "n1".into() }, EntryStatus::NodesInUse);
+        let (_, policy) = policy("a", 1, &["1", "2"], &[]);
+        let pods = PolicyPods { has_none: true, ..PolicyPods::default() };
+        let published = |statuses: &[(&str, EntryStatus)]| {
+            let all = conditions(&policy, &outcome(statuses), &pods, &ClusterContext::default());
+            all.into_iter().map(|one| (one.status, one.reason, one.message)).collect::<Vec<_>>()
+        };
+        let whole = published(&[("1", here.clone()), ("2", here.clone())]);
+        assert_eq!((whole[0].0, whole[0].1), (true, "NoPodSelected"));
+        assert!(whole[0].2.contains("its selectors match none"), "{whole:?}");
+        assert_eq!((whole[1].0, whole[1].1), (false, "AllAssigned"));
+        let in_part = published(&[("1", here), ("2", taken)]);
+        assert_eq!((in_part[0].0, in_part[0].1), (false, "PartiallyAssigned"), "the worse comes first");
+    }
+
+    #[test]
     fn an_agent_that_is_away_is_listed_with_its_pods() {
         let statuses = [("1", EntryStatus::Assigned { node: "n1".into() })];
-        let without_agent = [("n3", 2), ("n4", 1)];
+        let pods = PolicyPods { without_agent: vec![("n3", 2), ("n4", 1)], has_none: false };
         let (_, policy) = policy("a", 1, &["1"], &[]);
-        let published = conditions(&policy, &outcome(&statuses), &without_agent, &ClusterContext::default());
+        let published = conditions(&policy, &outcome(&statuses), &pods, &ClusterContext::default());
         let [assigned, degraded] = published.try_into().expect("two of them");
         assert!(assigned.status, "{assigned:?}");
         assert_eq!((degraded.status, degraded.reason), (true, "AgentAway"));

@@ -39,6 +39,7 @@ pub const EGRESS_IP: TypedKind = TypedKind {
         ("ASSIGNED EGRESSIPS", "/status/items/0/egressIP"),
         ("SELECTED PODS", "/status/selectedPods"),
         ("REASON", "/status/conditions/0/reason"),
+        ("DEGRADED", "/status/conditions/1/status"),
     ],
 };
 
@@ -169,10 +170,10 @@ mod tests {
             "metadata": {"name": "a"},
             "spec": {"egressIPs": ["172.18.0.100", "172.18.0.101"]},
             "status": {"items": [{"node": "node1", "egressIP": "172.18.0.100"}], "selectedPods": 2,
-                       "conditions": [{"type": "Assigned", "reason": "Assigned"}]},
+                       "conditions": [{"type": "Assigned", "reason": "Assigned"}, {"type": "Degraded", "status": "False"}]},
         });
-        let expected = "NAME   EGRESSIPS      ASSIGNED NODE   ASSIGNED EGRESSIPS   SELECTED PODS   REASON\n\
-             a      172.18.0.100   node1           172.18.0.100         2               Assigned\n";
+        let expected = "NAME   EGRESSIPS      ASSIGNED NODE   ASSIGNED EGRESSIPS   SELECTED PODS   REASON     DEGRADED\n\
+             a      172.18.0.100   node1           172.18.0.100         2               Assigned   False\n";
         assert_eq!(table(&EGRESS_IP, &[item]), expected);
     }
 }

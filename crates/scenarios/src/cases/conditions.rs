@@ -16,6 +16,9 @@ const REPORTED: Duration = Duration::from_millis(3 * 1000);
 /// And count as away when they have not answered for so long.
 const AWAY: Duration = Duration::from_secs(30);
 
+/// Three times the ten seconds after which a status says that no pod is selected.
+const NO_POD: Duration = Duration::from_secs(3 * 10);
+
 const DROPPED: &str = "packets of pods that no other object serves are dropped";
 const LEAVE: &str = "packets of pods that no other object serves leave with their nodes' addresses";
 
@@ -130,6 +133,12 @@ pub(super) fn of_selected_pods_and_absent_agents(context: &LabContext) -> Result
     println!("a label that no namespace has");
     cluster.put(&egress_ip("eip", &[V4], &labels("house", "rad"), &all()))?;
     counts(&cluster, 0)?;
+    let (_, message) = until("the reason says so", NO_POD, || {
+        let found = cluster.api.get(&path_of(&object))?.context("the object")?;
+        Ok(condition(&found).filter(|(reason, _)| reason == "NoPodSelected"))
+    })?;
+    println!("{message}");
+    ensure!(message.contains("its selectors match none"), "{message}");
     cluster.put(&object)?;
     cluster.label_namespace("blue", "house", Some("blue"))?;
     counts(&cluster, 2)?;

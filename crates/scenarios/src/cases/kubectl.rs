@@ -11,7 +11,7 @@ use egress_toolchain::{Paths, kubectl};
 
 const OBJECT: &str = "egressip-simpson";
 /// As `kubectl get egressip` has shown it to users of the original for years, and the count, the reason and the age.
-const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS SELECTED PODS REASON AGE";
+const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS SELECTED PODS REASON DEGRADED AGE";
 
 pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     if !KubeApi::has_kubectl() {
