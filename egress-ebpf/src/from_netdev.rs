@@ -53,7 +53,7 @@ pub fn begin(packet: Packet, config: &Config, workspace: &mut Workspace, checked
         return Some(Outcome::done(Verdict::NotOurs));
     }
     let Workspace { headers, outer, is_inner, .. } = workspace;
-    *is_inner = checked == FastCheck::Overlay && overlay::decapsulate(packet, outer);
+    *is_inner = checked == FastCheck::Overlay && overlay::decapsulate(packet, config, outer);
     if *is_inner {
         return take_inner(packet, config, workspace).map(never_passed);
     }

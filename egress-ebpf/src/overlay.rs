@@ -291,12 +291,12 @@ pub fn is_for_us(plain: &Plain, config: &Config) -> bool {
 /// Removes the outer headers of a simple packet for which [`is_for_us`] holds, and stores their content. False if the
 /// packet is unchanged and left to the device.
 #[inline(never)]
-pub fn decapsulate(packet: Packet, outer: &mut Outer) -> bool {
-    try_decapsulate(packet, outer).is_some()
+pub fn decapsulate(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
+    try_decapsulate(packet, config, outer).is_some()
 }
 
 #[inline(always)]
-fn try_decapsulate(packet: Packet, outer: &mut Outer) -> Option<()> {
+fn try_decapsulate(packet: Packet, config: &Config, outer: &mut Outer) -> Option<()> {
     if packet.gso_size() != 0 || !packet.is_for_this_host() {
         return None;
     }
@@ -304,6 +304,12 @@ fn try_decapsulate(packet: Packet, outer: &mut Outer) -> Option<()> {
         ethertype::IPV4 => Family::V4,
         _ => Family::V6,
     };
+    // Too long for a pod. Where nodes are connected by veth devices, the mark of the sender that the packet is encapsulated
+    // (`skb->encapsulation`) is still there, which only the device clears. With it, `bpf_skb_change_tail` refuses to make
+    // fragments.
+    if packet.len() > L3 + overhead(family) + config.pod_mtu as usize {
+        return None;
+    }
     let (at, source) = match family {
         Family::V4 => (L3 + IPV4_LEN, Addr::v4(packet.load(L3 + ipv4::SADDR)?)),
         Family::V6 => (L3 + IPV6_LEN, packet.load_addr(L3 + ipv6::SADDR)?),
