@@ -24,6 +24,7 @@ mod object;
 pub mod ovn;
 pub mod packages;
 mod paths;
+pub mod prometheus;
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -523,8 +523,9 @@ mod tests {
         let (v4, v6) = ("172.18.0.100", "fd00::100");
         let published = |listed: &[&str], statuses: &[(&str, EntryStatus)], cluster: &ClusterContext| {
             let (_, policy) = policy("a", 1, listed, &[]);
-            let [assigned, degraded] =
-                conditions(&policy, &outcome(statuses), &PolicyPods::default(), cluster).try_into().expect("two of them");
+            let [assigned, degraded] = conditions(&policy, &outcome(statuses), &PolicyPods::default(), cluster)
+                .try_into()
+                .expect("two of them");
             (assigned.reason, assigned.message, degraded.status, degraded.reason, degraded.message)
         };
         let strict = ClusterContext::default();
@@ -552,7 +553,8 @@ mod tests {
         assert_eq!(published(&[v4], &[(v4, EntryStatus::NoNode)], &lenient).1, label);
         let (_, asks_for_a_drop) = policy("a", 1, &[v4], &[]);
         let asks_for_a_drop = EgressPolicy { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
-        let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, EntryStatus::NoNode)]), &PolicyPods::default(), &lenient);
+        let dropped =
+            conditions(&asks_for_a_drop, &outcome(&[(v4, EntryStatus::NoNode)]), &PolicyPods::default(), &lenient);
         assert!(dropped[0].message.ends_with("packets of pods that no other object serves are dropped"), "{dropped:?}");
         let networks = ["172.19.0.0/16", "fd00::/64"].map(|text| text.parse().expect("a literal"));
         let elsewhere = published(

@@ -50,7 +50,8 @@ pub struct WithoutPods {
 impl WithoutPods {
     /// Takes the present numbers. Returns when a policy will have had none for long enough, if that is later than now.
     pub fn update(&mut self, policies: &Policies, counts: &PodCounts, now: Instant) -> Option<Instant> {
-        let is_zero = |key: &PolicyKey| policies.get(key).is_some_and(|one| counts.selected(one.published.ids) == Some(0));
+        let is_zero =
+            |key: &PolicyKey| policies.get(key).is_some_and(|one| counts.selected(one.published.ids) == Some(0));
         self.since.retain(|key, _| is_zero(key));
         for (key, policy) in policies.iter().filter(|(key, _)| is_zero(key)) {
             let generation = policy.origin.generation;

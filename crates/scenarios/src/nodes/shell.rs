@@ -48,6 +48,11 @@ impl Shell {
         Ok(Self { host: lab.ext().clone(), folder, environment })
     }
 
+    /// From where every node and the API server can be reached.
+    pub(super) fn netns(&self) -> &Netns {
+        &self.host
+    }
+
     pub(super) fn has(&self, program: &str) -> bool {
         self.output("sh", &["-c", &format!("command -v {program}")]).is_ok_and(|output| output.status.success())
     }

@@ -7,6 +7,7 @@ mod chart;
 mod commands;
 mod install;
 mod maintenance;
+mod monitoring;
 mod nat_log;
 mod packets;
 mod tls;
@@ -40,7 +41,7 @@ const fn shared(name: &'static str, run: fn(&mut NodeTest) -> Result<()>) -> Tes
     TestStep { name, run, is_shared: true }
 }
 
-pub(super) const STEPS: [TestStep; 21] = [
+pub(super) const STEPS: [TestStep; 22] = [
     shared("nodes_install_as_documented", install::by_kustomize),
     shared("nodes_selected_pods_leave_with_the_egress_ip", install::first_egress_ip),
     step("nodes_agents_run_in_groups_of_version_2", install::in_cgroups_of_version_2),
@@ -49,6 +50,7 @@ pub(super) const STEPS: [TestStep; 21] = [
     step("nodes_a_debug_pod_takes_the_place_of_an_agent", commands::debug_pod),
     step("nodes_break_glass_works_and_can_be_undone", commands::break_glass),
     step("nodes_other_commands_of_the_documents", commands::others),
+    step("nodes_prometheus_scrapes_all_and_takes_the_alerts", monitoring::prometheus_scrapes),
     step("nodes_health_checks_by_tls_as_documented", tls::health_checks_by_tls),
     step("nodes_the_log_of_nat_names_a_pod_that_has_gone", nat_log::names_the_pod),
     step("nodes_an_update_loses_no_connection", maintenance::update),
