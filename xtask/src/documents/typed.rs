@@ -5,7 +5,7 @@ use clap::Parser;
 /// What pages write in capitals, and what stands for it in the lab.
 const PLACEHOLDERS: [(&str, &str); 8] = [
     // Agents of the lab serve their pages on loopback.
-    ("NODE:9477", "127.0.0.1:9477"),
+    ("NODE_ADDRESS:9477", "127.0.0.1:9477"),
     ("NS/NAME", "simpson/homer"),
     ("ADDRESS:PORT", "198.51.100.10:8080"),
     ("ADDRESS", "198.51.100.10"),
@@ -182,7 +182,7 @@ mod tests {
             runner(line),
             Ok(Runner::Kubectl(owned(&["-n", "kube-system", "get", "configmap", "egressip-simpson"])))
         );
-        assert_eq!(runner("curl NODE:9477/metrics"), Ok(Runner::OnNode(owned(&["curl", "127.0.0.1:9477/metrics"]))));
+        assert_eq!(runner("curl NODE_ADDRESS:9477/metrics"), Ok(Runner::OnNode(owned(&["curl", "127.0.0.1:9477/metrics"]))));
         assert!(runner("kubectl get pod POD").expect_err("an unknown name").contains("POD"));
         assert!(runner("kubectl describe RENAMES").is_err(), "no name within another");
     }

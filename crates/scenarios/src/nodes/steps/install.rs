@@ -2,15 +2,24 @@
 
 use super::*;
 use egress_lab::test::Skip;
+use egress_toolchain::{Image, Paths};
 
 /// What the agent's container has: BPF, PERFMON, NET_ADMIN, NET_RAW (linux/capability.h).
 const CAPABILITIES: &str = "000000c000003000";
 /// What the controller's container has: NET_RAW.
 const OF_CONTROLLERS: &str = "0000000000002000";
 
-/// docs/install.md, "A bridge CNI".
+/// docs/install.md, "The image", "Before you apply" and "A bridge CNI".
 pub(super) fn by_kustomize(test: &mut NodeTest) -> Result<()> {
     let cluster = &test.cluster;
+    let archive = Image::expected(&Paths::find()?).archive().display().to_string();
+    for node in cluster.nodes() {
+        let line = "ctr -n k8s.io images import egress-agent-VERSION-ARCH.tar";
+        println!("{}", node.exec(&["sh", "-c", &line.replace("egress-agent-VERSION-ARCH.tar", &archive)])?);
+    }
+    cluster.types("kubectl apply -f deploy/base/namespace.yaml")?;
+    cluster.types("openssl rand -hex 32 | tr -d '\n' > token")?;
+    cluster.types("kubectl -n egress-agent create secret generic egress-agent-metrics --from-file=token")?;
     let subnets = cluster.types("kubectl get nodes -o jsonpath='{.items[*].spec.podCIDRs}'")?;
     ensure!(subnets.matches('/').count() == 2, "not every node has a subnet: {subnets}");
     cluster.types("kubectl apply -k deploy/overlays/bridge-cni")?;
