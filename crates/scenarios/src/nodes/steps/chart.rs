@@ -23,6 +23,7 @@ pub(super) fn chart(test: &mut NodeTest) -> Result<()> {
     install::serve(test)?;
     without_plugin(test)?;
     with_plugin_again(test)?;
+    one_node_out(test)?;
     removed(test)
 }
 
@@ -55,6 +56,25 @@ fn with_plugin_again(test: &NodeTest) -> Result<()> {
     let lost: Vec<_> = new_pods(test)?.into_iter().filter(|pod| pod.echoes != 1).collect();
     ensure!(lost.is_empty(), "with the plugin: {lost:?}");
     Ok(())
+}
+
+/// docs/operations/break-glass.md, "The same with the chart", and back.
+fn one_node_out(test: &NodeTest) -> Result<()> {
+    let (_, out) = test.gateway_and_other()?;
+    let (cluster, node) = (&test.cluster, [("NODE", out)]);
+    cluster.types("kubectl label nodes --all egress-agent-here=yes")?;
+    cluster.shell.types("kubectl label node NODE egress-agent-here-", &node)?;
+    cluster.types("helm upgrade egress-agent deploy/helm/egress-agent --namespace egress-agent --reuse-values --set agent.nodeSelector.egress-agent-here=yes")?;
+    cluster.types("kubectl -n egress-agent rollout status daemonset/egress-agent")?;
+    let runs = || -> Result<bool> { Ok(!cluster.node(out)?.agents("run")?.is_empty()) };
+    until_true(&format!("no agent runs on {out}"), KUBERNETES, || Ok(!runs()?))?;
+    // Its programs continue.
+    test.all_are_right()?;
+    cluster.types("helm rollback egress-agent --namespace egress-agent")?;
+    cluster.types("kubectl label nodes --all egress-agent-here-")?;
+    until_true(&format!("an agent runs on {out}"), KUBERNETES, runs)?;
+    all_rolled_out(cluster)?;
+    test.all_are_right()
 }
 
 fn removed(test: &NodeTest) -> Result<()> {

@@ -119,9 +119,17 @@ fn bundle(test: &NodeTest) -> Result<()> {
     Ok(())
 }
 
-/// docs/troubleshooting.md, "Where to run commands": in a pod of an agent, and beside one that does not run.
+/// docs/troubleshooting.md, "Where to run commands": in a pod of an agent, without the API server, and beside an agent that does not
+/// run.
 pub(super) fn debug_pod(test: &mut NodeTest) -> Result<()> {
     let shell = &test.cluster.shell;
+    let image = r#"kubectl -n egress-agent get daemonset egress-agent -o jsonpath='{.spec.template.spec.containers[?(@.name=="agent")].image}{"\n"}'"#;
+    let image = shell.types(image, &[])?;
+    ensure!(image.trim() == IMAGE, "the DaemonSet has the image {image}");
+    let line = r#"ctr -n k8s.io tasks exec --exec-id egress-status $(ctr -n k8s.io containers list --quiet 'labels."io.kubernetes.pod.namespace"==egress-agent,labels."io.kubernetes.container.name"==agent') egress-agent status"#;
+    let status = test.cluster.node("node2")?.exec(&["sh", "-c", line])?;
+    println!("{status}");
+    ensure!(status.contains("node2") && status.contains("running for"), "that is not the status of node2's agent");
     let pod = test.cluster.agent_pod("node2")?;
     let status = shell.types("kubectl -n egress-agent exec POD -- egress-agent status", &[("POD", name_of(&pod))])?;
     ensure!(status.contains("node2"), "that is not the status of node2");
@@ -264,8 +272,8 @@ fn metrics(test: &NodeTest) -> Result<()> {
     let cluster = &test.cluster;
     let address = cluster.node("node1")?.lab.number.address().v4.to_string();
     let is_scraped = || {
-        let line = r#"curl --silent --header "Authorization: Bearer $(kubectl -n egress-agent get secret egress-agent-metrics -o jsonpath='{.data.token}' | base64 -d)" http://NODE:9477/metrics | grep '^egress_agent_serving '"#;
-        Ok(cluster.shell.types_to_its_end(line, &[("NODE", &address)])?.0 == Some(0))
+        let line = r#"curl --silent --header "Authorization: Bearer $(kubectl -n egress-agent get secret egress-agent-metrics -o jsonpath='{.data.token}' | base64 -d)" http://NODE_ADDRESS:9477/metrics | grep '^egress_agent_serving '"#;
+        Ok(cluster.shell.types_to_its_end(line, &[("NODE_ADDRESS", &address)])?.0 == Some(0))
     };
     // As soon as the kubelet has mounted a new Secret.
     until_true("another host reads the metrics", KUBERNETES, is_scraped)?;
@@ -279,7 +287,10 @@ fn metrics(test: &NodeTest) -> Result<()> {
         ensure!(answer.contains(" 401 ") && !answer.contains("egress_agent_"), "{arguments:?}: {answer}");
         Ok(())
     };
+    // What by_kustomize has made: a controller leaves it as it is.
     let former = token()?;
+    let typed = "kubectl -n egress-agent get secret egress-agent-metrics -o jsonpath='{.data.token}' | base64 -d";
+    ensure!(cluster.types(typed)? == fs::read_to_string(cluster.shell.folder.join("token"))?, "the token is another one");
     refused(&[&url(9477)])?;
     // The controllers' port, on one of the nodes at least: both may run on one.
     let controllers =
@@ -295,7 +306,32 @@ fn metrics(test: &NodeTest) -> Result<()> {
     rolled_out(cluster, "deployment/egress-agent-controller")?;
     until_true("another host reads the metrics with another token", KUBERNETES, is_scraped)?;
     ensure!(token()? != former, "the token is the former one");
+    other_namespace_gets_the_token(cluster)?;
     test.all_are_right()
+}
+
+/// deploy/monitoring/README.md, "Prometheus without the Operator".
+fn other_namespace_gets_the_token(cluster: &RealCluster) -> Result<()> {
+    let values = [("MONITORING", "monitoring"), ("ACCOUNT", "prometheus")];
+    cluster.types("kubectl create namespace monitoring")?;
+    for line in [
+        "kubectl -n egress-agent create role prometheus --verb=get,list,watch --resource=pods",
+        "kubectl -n egress-agent create rolebinding prometheus --role=prometheus --serviceaccount=MONITORING:ACCOUNT",
+        "kubectl -n egress-agent get secret egress-agent-metrics -o jsonpath='{.data.token}' | base64 -d | kubectl -n MONITORING create secret generic egress-agent-metrics --from-file=token=/dev/stdin --dry-run=client -o yaml | kubectl apply -f -",
+    ] {
+        cluster.shell.types(line, &values)?;
+    }
+    let can = |what: &str| {
+        let line = format!("kubectl auth can-i {what} -n egress-agent --as system:serviceaccount:monitoring:prometheus");
+        Ok::<_, anyhow::Error>(cluster.shell.types_to_its_end(&line, &[])?.1.trim() == "yes")
+    };
+    ensure!(can("list pods")? && !can("get secrets")?, "Prometheus has not the right that it needs, or more than that");
+    let token_in = |namespace: &str| -> Result<Value> {
+        Ok(cluster.get(&["-n", namespace, "secret", "egress-agent-metrics"])?["data"]["token"].clone())
+    };
+    ensure!(token_in("monitoring")? == token_in("egress-agent")?, "the copy has another token");
+    cluster.types("kubectl -n egress-agent delete rolebinding,role prometheus")?;
+    cluster.types("kubectl delete namespace monitoring").map(drop)
 }
 
 /// docs/operations/egress-router.md, "Migration": what makes router pods of the OpenShift SDN.

@@ -141,7 +141,7 @@ pub(super) fn out_of_service(test: &mut NodeTest) -> Result<()> {
     let node = [("NODE", from.as_str())];
     let traffic = test.traffic_on(to)?;
     let cluster = &test.cluster;
-    cluster.shell.types("egress-agent drain NODE", &node)?;
+    cluster.shell.types("kubectl egress drain NODE", &node)?;
     test.is_served_by(to, EFFECT)?;
     cluster.shell.types("kubectl drain NODE --ignore-daemonsets --force", &node)?;
     let left = cluster.list(&["pods", "-A", "--field-selector", &format!("spec.nodeName={from}")])?;
@@ -151,7 +151,7 @@ pub(super) fn out_of_service(test: &mut NodeTest) -> Result<()> {
     test.boots_empty(&from)?;
     let cluster = &test.cluster;
     cluster.shell.types("kubectl uncordon NODE", &node)?;
-    cluster.shell.types("egress-agent drain NODE --undo", &node)?;
+    cluster.shell.types("kubectl egress drain NODE --undo", &node)?;
     test.place_pods()?;
     test.agent_is_ready(&from)?;
     rolled_out(&test.cluster, "deployment/egress-agent-controller")?;
