@@ -182,7 +182,10 @@ mod tests {
             runner(line),
             Ok(Runner::Kubectl(owned(&["-n", "kube-system", "get", "configmap", "egressip-simpson"])))
         );
-        assert_eq!(runner("curl NODE_ADDRESS:9477/metrics"), Ok(Runner::OnNode(owned(&["curl", "127.0.0.1:9477/metrics"]))));
+        assert_eq!(
+            runner("curl NODE_ADDRESS:9477/metrics"),
+            Ok(Runner::OnNode(owned(&["curl", "127.0.0.1:9477/metrics"])))
+        );
         assert!(runner("kubectl get pod POD").expect_err("an unknown name").contains("POD"));
         assert!(runner("kubectl describe RENAMES").is_err(), "no name within another");
     }

@@ -290,7 +290,10 @@ fn metrics(test: &NodeTest) -> Result<()> {
     // What by_kustomize has made: a controller leaves it as it is.
     let former = token()?;
     let typed = "kubectl -n egress-agent get secret egress-agent-metrics -o jsonpath='{.data.token}' | base64 -d";
-    ensure!(cluster.types(typed)? == fs::read_to_string(cluster.shell.folder.join("token"))?, "the token is another one");
+    ensure!(
+        cluster.types(typed)? == fs::read_to_string(cluster.shell.folder.join("token"))?,
+        "the token is another one"
+    );
     refused(&[&url(9477)])?;
     // The controllers' port, on one of the nodes at least: both may run on one.
     let controllers =
@@ -322,7 +325,8 @@ fn other_namespace_gets_the_token(cluster: &RealCluster) -> Result<()> {
         cluster.shell.types(line, &values)?;
     }
     let can = |what: &str| {
-        let line = format!("kubectl auth can-i {what} -n egress-agent --as system:serviceaccount:monitoring:prometheus");
+        let line =
+            format!("kubectl auth can-i {what} -n egress-agent --as system:serviceaccount:monitoring:prometheus");
         Ok::<_, anyhow::Error>(cluster.shell.types_to_its_end(&line, &[])?.1.trim() == "yes")
     };
     ensure!(can("list pods")? && !can("get secrets")?, "Prometheus has not the right that it needs, or more than that");
