@@ -11,14 +11,17 @@ use egress_common::abi::{ClassPolicy, Holder, PodEntry, Verdict};
 
 use self::setup::{
     Around, ECT0, EXPERIENCED, PORT, SECRET, arrived, configure, everywhere, everywhere_taken_out, from_remote, put,
-    seal, sent,
+    seal, sent, takes_out_other_families,
 };
-use crate::cast::addr;
-use crate::frames::{Body, L3, SYN, ip, packet};
+use crate::cast::{FamilyAddresses, addr};
+use crate::frames::{Body, FrameSpec, L3, SYN, ip, packet};
 use crate::stage::{
     FROM_NETDEV, FROM_POD, FURTHER, MGMT_MAC, NEXT, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, Ran, SHOT, TO_NETDEV,
     TestRun, UPLINK_MAC, batch,
 };
+
+/// What the stage's management port takes.
+const POD_MTU: usize = 1400;
 
 #[test]
 fn simple_packets_are_encapsulated_by_the_program() {
@@ -249,6 +252,13 @@ fn forged_packets_are_dropped_with_their_reason() {
     });
 }
 
+/// An IP packet of this length from a pod of the other node.
+fn of_length(cast: &FamilyAddresses, length: usize) -> FrameSpec {
+    let empty = from_remote(cast).with(|packet| packet.data = 0);
+    let headers = empty.frame().len() - L3;
+    empty.with(|packet| packet.data = length - headers)
+}
+
 #[test]
 fn other_packets_are_left_to_the_device_unchanged() {
     everywhere(|stage, cast, underlay| {
@@ -277,6 +287,7 @@ fn other_packets_are_left_to_the_device_unchanged() {
             ("UDP-Lite", changed(&|frame| frame[if v4 { 23 } else { 20 }] = 136)),
             ("DCCP", changed(&|frame| frame[if v4 { 23 } else { 20 }] = 33)),
             ("with something else inside", changed(&|frame| frame[udp + 28] = 0x88)),
+            ("too long for a pod", around.frame(&of_length(cast, POD_MTU + 1))),
         ];
         if v4 {
             frames.push(("a fragment", changed(&|frame| frame[L3 + 6] = 0x20)));
@@ -287,6 +298,10 @@ fn other_packets_are_left_to_the_device_unchanged() {
         for (what, frame) in frames {
             let ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::NotOurs);
             assert_eq!((ran.action, ran.frame), (-1, frame), "{what}");
+        }
+        if cast.family == underlay.family || takes_out_other_families() {
+            let longest = around.frame(&of_length(cast, POD_MTU));
+            stage.run_frame(&FROM_NETDEV, &longest, Verdict::SnatForNode);
         }
         stage.configure(|config| config.self_node = addr(underlay.node));
         let ran = stage.run_frame(&FROM_NETDEV, &good, Verdict::NotOurs);

@@ -212,8 +212,10 @@ fn assigned(
     let reason = match () {
         () if unreadable(policy, PolicyPart::Selectors) => Reason::InvalidSelector,
         () if unreadable(policy, PolicyPart::Addresses) => Reason::InvalidSpec,
-        () if statuses().count() > 0 && statuses().all(assigned) && pods.has_none => Reason::NoPodSelected,
-        () if statuses().count() > 0 && statuses().all(assigned) => Reason::Assigned,
+        () if statuses().count() > 0 && statuses().all(assigned) => match pods.has_none {
+            true => Reason::NoPodSelected,
+            false => Reason::Assigned,
+        },
         () if statuses().any(assigned) => Reason::PartiallyAssigned,
         () if statuses().any(|status| matches!(status, EntryStatus::NotServed { .. })) => Reason::NotServed,
         () if statuses().any(|status| matches!(status, EntryStatus::Moving { .. })) => Reason::Moving,

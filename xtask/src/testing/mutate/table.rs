@@ -58,6 +58,7 @@ const FRAGMENT: &str = "egress-ebpf/src/fragment.rs";
 const PROGRAM_FROM_NETDEV: &str = "egress-ebpf/src/from_netdev.rs";
 const ICMP: &str = "egress-ebpf/src/icmp.rs";
 const PROGRAM_NAT: &str = "egress-ebpf/src/nat.rs";
+const PROGRAM_OVERLAY: &str = "egress-ebpf/src/overlay.rs";
 const PROGRAM_PACE: &str = "egress-ebpf/src/pace.rs";
 const LEASE: &str = "egress-ebpf/src/lease.rs";
 const MAIN: &str = "egress-ebpf/src/main.rs";
@@ -459,6 +460,8 @@ mutations! { PROGRAMS,
         "if !blocks::are_used(tables, owner) {\n        return find_port" => "if true {\n        return find_port";
 
     // Lengths and answers.
+    "too-long-for-a-pod-taken-out", PROGRAM_OVERLAY, ["encapsulation::"], "nodes that veth devices connect drop replies that they should fragment":
+        "if packet.len() > L3 + overhead(family) + config.pod_mtu as usize {" => "if packet.len() == 0 {";
     "overlay-limit-without-overhead", MTU, ["generated_errors::"], "packets that do not fit with their tunnel header are sent":
         "if length <= overlay_mtu {" => "if length <= overlay_mtu + 50 {";
     "segment-without-header", MTU, ["generated_errors::"], "segments of a large packet are longer than the way takes":
