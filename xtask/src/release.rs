@@ -27,7 +27,7 @@ pub(crate) struct ReleaseArgs {
     /// Name of the image in the manifests and the chart, with the registry and without a tag
     #[arg(long, value_name = "NAME", default_value = "localhost/egress-agent")]
     image: String,
-    /// Only the image and the kubectl plugin of this architecture, instead of all; may be given several times
+    /// Only the image and the programs of this architecture, instead of all; may be given several times
     #[arg(long, value_enum)]
     arch: Vec<Arch>,
     /// Build the binaries without optimisations: quicker, for trying a release
@@ -88,14 +88,17 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<()> {
         let image = Image::in_folder(work.join(format!("image-{arch}")), arch);
         let labels = [format!("source={}", args.source), format!("revision={}", revision.hash)];
         let profile = if args.dev { Profile::Dev } else { Profile::Release };
-        image_for(&paths, &image, (profile, revision.time), &labels, args.no_install, &progress)?;
+        let agent = image_for(&paths, &image, (profile, revision.time), &labels, args.no_install, &progress)?;
         let file = image.archive();
         let name = file.file_name().context("an archive without a name")?;
         // The name that the manifests ask for.
         image.pack_into(&out.join(name), &format!("{}:{VERSION}", args.image))?;
-        let binary = static_plugin(&paths, (arch, profile), args.no_install, &progress)?;
-        let file = out.join(format!("{PLUGIN}-{VERSION}-linux-{arch}.tar.gz"));
-        plugin(&binary, (&work.join("LICENSE"), &work.join(format!("plugin-{arch}"))), revision.time, &file)?;
+        let plugin = static_plugin(&paths, (arch, profile), args.no_install, &progress)?;
+        let licence = work.join("LICENSE");
+        for (name, binary, links) in [(AGENT, &agent, &[][..]), (PLUGIN, &plugin, &[PLUGIN_COMPLETION])] {
+            let file = out.join(format!("{name}-{VERSION}-linux-{arch}.tar.gz"));
+            program((name, binary), links, (&licence, &work.join(format!("{name}-{arch}"))), revision.time, &file)?;
+        }
     }
     if Revision::of_head(&paths.root)? != revision {
         bail!("another commit was checked out while the release was made: run it again");
@@ -226,13 +229,21 @@ fn shared_files(paths: &Paths, folder: &Path, time: u64, out: &Path) -> Result<(
     pack(&out.join(format!("{AGENT}-{VERSION}-completions.tar.gz")), time, folder, &scripts)
 }
 
-/// The plugin, also by the name that kubectl completes by, and the licence.
-fn plugin(binary: &Path, (licence, folder): (&Path, &Path), time: u64, file: &Path) -> Result<()> {
+/// A program, also by the names of these links, and the licence.
+fn program(
+    (name, binary): (&str, &Path),
+    links: &[&str],
+    (licence, folder): (&Path, &Path),
+    time: u64,
+    file: &Path,
+) -> Result<()> {
     fs::create_dir_all(folder)?;
-    fs::copy(binary, folder.join(PLUGIN)).with_context(|| format!("copy {}", binary.display()))?;
+    fs::copy(binary, folder.join(name)).with_context(|| format!("copy {}", binary.display()))?;
     fs::copy(licence, folder.join("LICENSE")).with_context(|| format!("copy {}", licence.display()))?;
-    symlink(PLUGIN, folder.join(PLUGIN_COMPLETION))?;
-    pack(file, time, folder, &["LICENSE", PLUGIN, PLUGIN_COMPLETION])
+    for link in links {
+        symlink(name, folder.join(link))?;
+    }
+    pack(file, time, folder, &[&["LICENSE", name], links].concat())
 }
 
 fn pack(file: &Path, time: u64, folder: &Path, entries: &[&str]) -> Result<()> {
@@ -395,19 +406,25 @@ mod tests {
         assert_eq!(values["image"]["tag"].as_str(), Some(""));
     }
 
-    /// kubectl finds both by name in one folder, wherever the archive is unpacked.
+    /// kubectl finds the plugin by both names in one folder, wherever the archive is unpacked.
     #[test]
-    fn the_plugin_is_packed_with_the_name_that_completes() {
-        let tree = Tree::new("plugin");
-        tree.write("built", "#!/bin/sh\necho ${0##*/}\n");
-        run(Command::new("chmod").arg("700").arg(tree.0.join("built"))).expect("a program");
-        tree.write("LICENSE", "Apache");
-        let file = tree.0.join("plugin.tar.gz");
-        plugin(&tree.0.join("built"), (&tree.0.join("LICENSE"), &tree.0.join("plugin")), 0, &file).expect("an archive");
-        run(Command::new("tar").arg("-C").arg(&tree.0).arg("-xf").arg(&file)).expect("its files");
-        for name in [PLUGIN, PLUGIN_COMPLETION] {
-            assert_eq!(output(&mut Command::new(tree.0.join(name))).expect("it starts"), format!("{name}\n"));
+    fn programs_are_packed_with_their_names_and_the_licence() {
+        for (name, links) in [(AGENT, &[][..]), (PLUGIN, &[PLUGIN_COMPLETION])] {
+            let tree = Tree::new(name);
+            tree.write("built", "#!/bin/sh\necho ${0##*/}\n");
+            run(Command::new("chmod").arg("700").arg(tree.0.join("built"))).expect("a program");
+            tree.write("LICENSE", "Apache");
+            let (binary, file) = (tree.0.join("built"), tree.0.join("program.tar.gz"));
+            let places = (&*tree.0.join("LICENSE"), &*tree.0.join("packed"));
+            program((name, &binary), links, places, 0, &file).expect("an archive");
+            let unpacked = tree.0.join("unpacked");
+            fs::create_dir(&unpacked).expect("a folder");
+            run(Command::new("tar").arg("-C").arg(&unpacked).arg("-xf").arg(&file)).expect("its files");
+            for name in links.iter().chain([&name]) {
+                assert_eq!(output(&mut Command::new(unpacked.join(name))).expect("it starts"), format!("{name}\n"));
+            }
+            assert!(unpacked.join("LICENSE").exists() && links.iter().all(|link| unpacked.join(link).is_symlink()));
+            assert_eq!(fs::read_dir(&unpacked).expect("a folder").count(), 2 + links.len());
         }
-        assert!(tree.0.join("LICENSE").exists() && tree.0.join(PLUGIN_COMPLETION).is_symlink());
     }
 }

@@ -142,7 +142,8 @@ pub fn image(args: &ImageArgs) -> Result<()> {
     Ok(())
 }
 
-/// Makes the image of its architecture, with these further labels (without `org.opencontainers.image.`).
+/// Makes the image of its architecture, with these further labels (without `org.opencontainers.image.`). Returns where the agent's
+/// binary was built.
 pub fn image_for(
     paths: &Paths,
     image: &Image,
@@ -150,7 +151,7 @@ pub fn image_for(
     labels: &[String],
     no_install: bool,
     progress: &Progress,
-) -> Result<()> {
+) -> Result<PathBuf> {
     packages::ensure(Purpose::Image, !no_install)?;
     ensure_object(paths, &BuildArgs { no_install, ..BuildArgs::default() }, progress)?;
     let binaries = static_binaries(paths, (image.arch, profile), no_install, progress)?;
@@ -161,7 +162,9 @@ pub fn image_for(
     lay_out(&root, &binaries)?;
     assemble(image, &root, created, labels)?;
     fs::remove_dir_all(&root)?;
-    image.pack()
+    image.pack()?;
+    let [agent, _router] = binaries;
+    Ok(agent)
 }
 
 /// How the binaries are optimised.
