@@ -56,22 +56,12 @@ pub async fn publish(
         has_read_kernel |= serves.borrow_and_update().serving || desired != Default::default();
         let mut failed = false;
         if let Some((uid, _)) = known.filter(|(_, published)| has_read_kernel && *published != desired) {
-            let write = tokio::time::timeout(TIMEOUT, write(&object, &uid, &desired));
-            let written = tokio::select! {
-                () = stop.cancelled() => return,
-                written = write => written,
-            };
-            failed = !matches!(written, Ok(Ok(())));
-            match written {
-                Ok(Ok(())) => {
-                    outages.answered(WHAT);
-                    let (released, ready, bounded) = &desired;
-                    if desired != Default::default() {
-                        info!(?released, ?ready, ?bounded, "acknowledgements published");
-                    }
-                }
-                Ok(Err(error)) => outages.failed(WHAT, &error),
-                Err(_) => outages.unanswered(WHAT, "a request took too long"),
+            let write = outages.answer(WHAT, TIMEOUT, write(&object, &uid, &desired));
+            let Some(written) = stop.run_until_cancelled(write).await else { return };
+            failed = written.is_none();
+            if !failed && desired != Default::default() {
+                let (released, ready, bounded) = &desired;
+                info!(?released, ?ready, ?bounded, "acknowledgements published");
             }
         }
         tokio::select! {

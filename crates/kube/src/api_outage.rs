@@ -212,6 +212,24 @@ impl ApiOutages {
         self.summary().away.filter(|away| *away >= SHORTEST_OUTAGE)
     }
 
+    /// The answer to a request that is retried if it fails or takes longer than this. `None` then.
+    pub async fn answer<T>(
+        &self,
+        what: &'static str,
+        limit: Duration,
+        request: impl Future<Output = Result<T, Error>>,
+    ) -> Option<T> {
+        match tokio::time::timeout(limit, request).await {
+            Ok(Ok(answer)) => {
+                self.answered(what);
+                return Some(answer);
+            }
+            Ok(Err(error)) => self.failed(what, &error),
+            Err(_) => self.unanswered(what, "a request took too long"),
+        }
+        None
+    }
+
     /// A request failed and will be retried.
     pub fn failed(&self, what: &'static str, error: &Error) {
         match is_outage(error) {

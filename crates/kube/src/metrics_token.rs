@@ -1,6 +1,6 @@
-//! The token by which other hosts read the metrics, in a Secret of the agents' namespace. A controller that finds none creates it; the
-//! manifests mount it into agents and controllers, and Prometheus gets it from there. To replace it, delete the Secret and restart
-//! the controllers, or make one: an existing Secret is left alone.
+//! The token by which other hosts read the metrics, in a Secret of the agents' namespace. Each controller looks for it now and then
+//! and creates it if there is none; the manifests mount it into agents and controllers, and Prometheus gets it from there. To replace
+//! it, delete the Secret, or make one: an existing Secret is left alone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::api_outage::ApiOutages;
+use crate::backoff::random_delay;
 use crate::post_params;
 
 pub const SECRET_NAME: &str = "egress-agent-metrics";
@@ -21,20 +22,28 @@ const ENTRY: &str = "token";
 const LENGTH: usize = 32;
 
 const WHAT: &str = "the Secret with the token for the metrics";
+/// From one look for the Secret to the next: after a deletion there is another within this time, and the kubelet takes as long to
+/// mount it.
+pub const INTERVAL: Duration = Duration::from_secs(60);
 /// Timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Creates the Secret unless there is one, then waits until stopped.
-pub async fn provide(client: Client, namespace: &str, outages: &ApiOutages, stop: CancellationToken) {
+/// Creates the Secret whenever there is none, until stopped.
+pub async fn provide(
+    (client, namespace): (Client, &str),
+    interval: Duration,
+    outages: &ApiOutages,
+    stop: CancellationToken,
+) {
     let api = Api::namespaced(client, namespace);
-    let until_it_is_there = async {
-        while !is_there(&api, outages).await {
-            tokio::time::sleep(RETRY).await;
+    let forever = async {
+        loop {
+            let is_there = is_there(&api, outages).await;
+            tokio::time::sleep(if is_there { interval + random_delay() } else { RETRY }).await;
         }
     };
-    stop.run_until_cancelled(until_it_is_there).await;
-    stop.cancelled().await;
+    stop.run_until_cancelled(forever).await;
 }
 
 /// Without the right to read the Secret: the server refuses to create a name that exists.
@@ -45,25 +54,18 @@ async fn is_there(api: &Api<Secret>, outages: &ApiOutages) -> bool {
         return false;
     }
     let secret = new_secret(&bytes);
-    match tokio::time::timeout(TIMEOUT, api.create(&post_params(), &secret)).await {
-        Ok(Ok(_)) => {
-            outages.answered(WHAT);
-            info!("there was no Secret {SECRET_NAME}: this controller has created one, with a random token");
-            true
+    let create = async {
+        match api.create(&post_params(), &secret).await {
+            Ok(_) => Ok(true),
+            Err(Error::Api(status)) if status.code == 409 => Ok(false),
+            Err(error) => Err(error),
         }
-        Ok(Err(Error::Api(status))) if status.code == 409 => {
-            outages.answered(WHAT);
-            true
-        }
-        Ok(Err(error)) => {
-            outages.failed(WHAT, &error);
-            false
-        }
-        Err(_) => {
-            outages.unanswered(WHAT, "a request took too long");
-            false
-        }
+    };
+    let is_new = outages.answer(WHAT, TIMEOUT, create).await;
+    if is_new == Some(true) {
+        info!("there was no Secret {SECRET_NAME}: this controller has created one, with a random token");
     }
+    is_new.is_some()
 }
 
 /// The token is printable, since it is sent in a header: two hexadecimal digits for each byte.

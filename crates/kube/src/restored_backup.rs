@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use kube::Client;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_outage::ApiOutages;
@@ -30,20 +30,7 @@ pub async fn watch(client: Client, namespace: &str, outages: &ApiOutages, stop: 
     let mut failures = outages.failures();
     loop {
         failures.mark_unchanged();
-        let is_answered = match timeout(TIMEOUT, lease.read()).await {
-            Ok(Ok(_)) => {
-                outages.answered(WHAT);
-                true
-            }
-            Ok(Err(error)) => {
-                outages.failed(WHAT, &error);
-                false
-            }
-            Err(_) => {
-                outages.unanswered(WHAT, "a request took too long");
-                false
-            }
-        };
+        let is_answered = outages.answer(WHAT, TIMEOUT, lease.read()).await.is_some();
         if let Some((latest, before)) = lease.take_rollback() {
             outages.rolled_back(latest, before);
         }

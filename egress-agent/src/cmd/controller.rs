@@ -17,7 +17,7 @@ use crate::health::tls;
 use crate::metrics::catalogue::Process;
 use crate::metrics::{self, HealthPage};
 use egress_core::model::reserved::ClusterNetworks;
-use egress_kube::client;
+use egress_kube::{client, metrics_token};
 use egress_supervise::{self, Task};
 
 #[derive(Args, Debug)]
@@ -113,7 +113,7 @@ async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
         on_unassigned: args.unassigned.on_unassigned(),
         serves_antrea: args.antrea,
         serves_cilium: args.cilium,
-        creates_metrics_token: args.create_metrics_token,
+        metrics_token_interval: args.create_metrics_token.then_some(metrics_token::INTERVAL),
         router_image: args.egress_router_image.clone(),
         probing,
         overlay: Some(args.tunnel.tunnel_port),

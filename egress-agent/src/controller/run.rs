@@ -60,8 +60,8 @@ pub struct ControllerSettings {
     pub serves_antrea: bool,
     /// Whether Cilium's CiliumEgressGatewayPolicies are served.
     pub serves_cilium: bool,
-    /// Whether the Secret with the token for metrics is created if there is none.
-    pub creates_metrics_token: bool,
+    /// How often to look for the Secret with the token for the metrics, and to create it if there is none. `None`: never.
+    pub metrics_token_interval: Option<Duration>,
     /// The image of the pods of EgressRouters, if they are served.
     pub router_image: Option<String>,
     /// How nodes are probed.
@@ -122,7 +122,7 @@ impl ControllerTopics {
 pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
     let ControllerSettings { node_name, namespace, networks, probing, outages, .. } = settings;
     let ControllerSettings { on_unassigned, serves_antrea, serves_cilium, router_image, .. } = settings;
-    let ControllerSettings { overlay, health_page, creates_metrics_token, .. } = settings;
+    let ControllerSettings { overlay, health_page, metrics_token_interval, .. } = settings;
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let meters = health_page.as_ref().map(|health_page| health_page.meters()).unwrap_or_default();
     let (key, key_publisher) = SharedKey::new();
@@ -164,8 +164,8 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
         parts.spawn(Task::KeyReader, controller.key_reader(key_publisher));
         parts.spawn(Task::PodCounts, controller.pod_counts());
     }
-    if creates_metrics_token {
-        parts.spawn(Task::MetricsToken, controller.metrics_token());
+    if let Some(interval) = metrics_token_interval {
+        parts.spawn(Task::MetricsToken, controller.metrics_token(interval));
     }
     let overlay = overlay.map(|port| {
         let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
@@ -271,10 +271,10 @@ impl ControllerInputs {
         async move { health_key::keep((client, &namespace), publisher, (&outages, None), IfAbsent::Create, stop).await }
     }
 
-    fn metrics_token(&self) -> impl Future<Output = ()> + use<> {
+    fn metrics_token(&self, interval: Duration) -> impl Future<Output = ()> + use<> {
         let (client, namespace, outages) = (self.client.clone(), self.namespace.clone(), self.outages.clone());
         let stop = self.stop.clone();
-        async move { metrics_token::provide(client, &namespace, &outages, stop).await }
+        async move { metrics_token::provide((client, &namespace), interval, &outages, stop).await }
     }
 
     fn pod_counts(&self) -> impl Future<Output = ()> + use<> {

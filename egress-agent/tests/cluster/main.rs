@@ -28,9 +28,10 @@ use egress_kube::api_outage::ApiOutages;
 use egress_kube::client::connect;
 use egress_kube::crd::{EgressAssignment, EgressIP, EgressNode, EgressService};
 use egress_kube::health_key::SharedKey;
+use egress_kube::metrics_token;
 use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -206,7 +207,7 @@ impl Cluster {
                 on_unassigned: OnUnassigned::NodeAddress,
                 serves_antrea: false,
                 serves_cilium: false,
-                creates_metrics_token: false,
+                metrics_token_interval: Some(Duration::from_millis(100)),
                 router_image: None,
                 probing: ProbeSettings {
                     rules: self.rules,
@@ -323,6 +324,7 @@ async fn tear_down(client: &Client) {
     }
     drop(Api::<Namespace>::all(client.clone()).delete("t-prod", &now).await);
     end_namespace(client, "t-prod").await;
+    drop(secrets(client).delete(metrics_token::SECRET_NAME, &now).await);
     for name in ["t-eip", "t-other", "t-third"] {
         drop(Api::<EgressIP>::all(client.clone()).delete(name, &now).await);
     }
@@ -366,6 +368,7 @@ async fn three_agents_assign_number_select_and_move() {
         if full {
             foreign_lease_holder(&cluster).await;
             unreadable_node(&cluster).await;
+            deleted_metrics_token(&cluster).await;
         }
         cluster.stop.cancel();
         agents.join_all().await;
@@ -519,4 +522,22 @@ async fn unreadable_node(cluster: &Cluster) {
     })
     .await;
     assert_eq!(cluster.items("t-other").await, before, "nothing has moved");
+}
+
+fn secrets(client: &Client) -> Api<Secret> {
+    Api::namespaced(client.clone(), "kube-system")
+}
+
+/// Controllers that run make another token.
+async fn deleted_metrics_token(cluster: &Cluster) {
+    let secrets = secrets(&cluster.client);
+    let token = || async {
+        let secret = secrets.get_opt(metrics_token::SECRET_NAME).await.expect("the server answers");
+        secret.map(|secret| secret.data.unwrap_or_default()["token"].0.clone())
+    };
+    let former = token().await.expect("a token since the controllers have started");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(token().await.as_ref(), Some(&former), "a token that is there stays");
+    secrets.delete(metrics_token::SECRET_NAME, &DeleteParams::default()).await.expect("deleted");
+    until("there is another token", || async { token().await.is_some_and(|token| token != former) }).await;
 }

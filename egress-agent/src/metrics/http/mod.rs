@@ -60,7 +60,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// How often the file of the token is looked at, for the log.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(10);
 const NO_TOKEN: &str = "other hosts cannot read metrics and health pages: --metrics-token-file has no token. A controller \
-                        that starts makes the Secret egress-agent-metrics with the key `token` (docs/install.md#metrics)";
+                        makes the Secret egress-agent-metrics with the key `token` within a minute (docs/install.md#metrics)";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Where to listen: an address and a port, or a port alone for all addresses of the node.
