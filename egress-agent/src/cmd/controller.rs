@@ -81,7 +81,7 @@ fn raise_open_files() {
 }
 
 async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
-    let tls = args.tls.files()?.map(tls::read).transpose()?;
+    let tls = args.tls.files(args.reachability.port())?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
     let health_page = Arc::new(HealthPage::new(Process::Controller, outages.clone()));

@@ -179,7 +179,7 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Mount(#[from] MountError),
     #[error(transparent)]
-    HalfTls(#[from] tls::HalfTls),
+    UnusableTls(#[from] tls::UnusableTls),
     #[error("TLS of health checks: {0}")]
     Tls(#[from] TlsError),
     #[error(transparent)]

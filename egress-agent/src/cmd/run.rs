@@ -322,7 +322,7 @@ pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
 
 async fn run_async(args: &RunArgs, notes: Notes, (log, warnings): (LogLevel, RecentWarnings)) -> Result<(), CliError> {
     // Before any change of the kernel: a wrong certificate or kubeconfig must leave everything unchanged.
-    let tls = args.tls.files()?.map(tls::read).transpose()?;
+    let tls = args.tls.files(args.health.port())?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
     // Before the programs are loaded, which takes time: the health pages report it.

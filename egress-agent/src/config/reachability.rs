@@ -70,6 +70,11 @@ pub struct ReachabilityArgs {
 }
 
 impl ReachabilityArgs {
+    /// Of the agents' health server.
+    pub fn port(&self) -> u16 {
+        self.health.port()
+    }
+
     /// In plaintext without TLS.
     pub fn manner(&self, tls: Option<Tls>) -> ProbeSettings {
         let total = self.health.total_timeout();

@@ -43,21 +43,31 @@ enum ClientAuth {
     Off,
 }
 
-/// Only some of the TLS flags are set.
+/// TLS flags that would protect nothing.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "TLS of health checks lacks {}: give certificate, key, CA and name, by flags or in [egressip-healthcheck-tls] of the \
-     configuration file, or none of them", .0.join(", ")
-)]
-pub struct HalfTls(Vec<&'static str>);
+pub enum UnusableTls {
+    /// Only some of them are set.
+    #[error(
+        "TLS of health checks lacks {}: give certificate, key, CA and name, by flags or in [egressip-healthcheck-tls] of the \
+         configuration file, or none of them", .0.join(", ")
+    )]
+    Incomplete(Vec<&'static str>),
+    /// No health checks, which OVN-Kubernetes allows too.
+    #[error(
+        "TLS of health checks is configured, and there are none, since --egressip-node-healthcheck-port is 0: give a port, such \
+         as 9107, by the flag or as egressip-node-healthcheck-port in [ovnkubernetesfeature] of the configuration file, the \
+         same for agents and controllers, or remove certificate, key, CA and name"
+    )]
+    NoHealthChecks,
+}
 
 fn server_name(text: &str) -> Result<ServerName<'static>, &'static str> {
     ServerName::try_from(text.to_owned()).map_err(|_| "neither a DNS name nor an address")
 }
 
 impl TlsArgs {
-    /// The files of TLS; `None` if no flag is set.
-    pub fn files(&self) -> Result<Option<Files>, HalfTls> {
+    /// The files of TLS; `None` if no flag is set. `port` is the one of health checks.
+    pub fn files(&self, port: u16) -> Result<Option<Files>, UnusableTls> {
         let Self {
             egressip_healthcheck_client_cert: certificate,
             egressip_healthcheck_client_privkey: key,
@@ -66,6 +76,9 @@ impl TlsArgs {
             egressip_healthcheck_client_auth: client_auth,
         } = self;
         if let (Some(certificate), Some(key), Some(ca), Some(name)) = (certificate, key, ca, name) {
+            if port == 0 {
+                return Err(UnusableTls::NoHealthChecks);
+            }
             return Ok(Some(Files {
                 certificate: certificate.clone(),
                 key: key.clone(),
@@ -83,7 +96,7 @@ impl TlsArgs {
         .into_iter()
         .filter_map(|(flag, missing)| missing.then_some(flag))
         .collect();
-        if missing.len() == 4 { Ok(None) } else { Err(HalfTls(missing)) }
+        if missing.len() == 4 { Ok(None) } else { Err(UnusableTls::Incomplete(missing)) }
     }
 }
 
@@ -93,8 +106,12 @@ mod tests {
     use crate::config::parse_flags;
 
     fn files(arguments: &[&str]) -> Result<Option<Files>, String> {
+        files_at(9107, arguments)
+    }
+
+    fn files_at(port: u16, arguments: &[&str]) -> Result<Option<Files>, String> {
         let flags: TlsArgs = parse_flags(arguments.iter().copied()).map_err(|error| error.to_string())?;
-        flags.files().map_err(|error| error.to_string())
+        flags.files(port).map_err(|error| error.to_string())
     }
 
     const CERT: &str = "--egressip-healthcheck-client-cert=/c";
@@ -109,6 +126,13 @@ mod tests {
         assert_eq!((all.name.to_str().as_ref(), all.client_certificate), ("ovn", true));
         let off = files(&[CERT, KEY, CA, NAME, "--egressip-healthcheck-client-auth=off"]).expect("whole");
         assert!(off.is_some_and(|files| !files.client_certificate));
+    }
+
+    #[test]
+    fn tls_without_health_checks_is_refused() {
+        let line = files_at(0, &[CERT, KEY, CA, NAME]).expect_err("no health checks");
+        assert!(line.contains("--egressip-node-healthcheck-port is 0: give a port") && !line.contains('\n'), "{line}");
+        assert!(files_at(0, &[]).is_ok_and(|files| files.is_none()));
     }
 
     #[test]
