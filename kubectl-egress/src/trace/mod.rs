@@ -27,6 +27,7 @@ pub(crate) struct SourceHalf {
     class: String,
     meaning: String,
     gateway: Option<ReportedGateway>,
+    to_egress_ip: Option<ToEgressIp>,
     source: Option<SeenSource>,
     advice: Option<String>,
     agrees: bool,
@@ -40,6 +41,14 @@ pub(crate) struct ReportedGateway {
     egress_ip: IpAddr,
     egress_id: u32,
     overlay: Option<OverlayPath>,
+}
+
+/// The destination of a packet that reaches nothing, because it is an egress IP.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct ToEgressIp {
+    address: IpAddr,
+    object: Option<String>,
+    fate: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -114,7 +123,8 @@ type Second = Option<(String, Result<GatewayHalf, String>)>;
 
 impl PathAnswer {
     pub(crate) fn of(pod: &PlacedPod, first: SourceHalf, second: Second) -> Self {
-        let SourceHalf { packet, verdict, class, meaning, gateway, source, advice, agrees, mut warnings } = first;
+        let SourceHalf { packet, verdict, class, meaning, gateway, to_egress_ip, source, advice, agrees, mut warnings } =
+            first;
         warnings.iter_mut().for_each(|line| *line = format!("{}: {line}", pod.node));
         let mut answer = Self {
             packet,
@@ -122,7 +132,10 @@ impl PathAnswer {
             egress_ip: gateway.as_ref().map(|gateway| gateway.egress_ip),
             object: None,
             leaves_with_egress_ip: leaves(&verdict, "snat_here"),
-            answer: at_source(&pod.node, &verdict, &class, source.as_ref(), gateway.as_ref()),
+            answer: match &to_egress_ip {
+                Some(to) => reaches_nothing(to),
+                None => at_source(&pod.node, &verdict, &class, source.as_ref(), gateway.as_ref()),
+            },
             path: vec![NodeVerdict { node: pod.node.clone(), verdict, class, meaning }],
             source,
             advice,
@@ -153,7 +166,7 @@ impl PathAnswer {
             (None, Some(to)) => {
                 format!("{node} passes it on to {to}, which takes the address over: ask again in a second")
             }
-            (None, None) => format!("is {class} on {node} ({verdict})"),
+            (None, None) => becomes(&node, &verdict, &class),
         };
         self.object = Some(object);
         (self.source, self.advice) = (source, advice);
@@ -210,8 +223,19 @@ fn at_source(
         (_, Some(source), _) => {
             format!("{node} gives it no egress IP ({verdict}): the world sees {}, {}", source.address, source.whose)
         }
-        _ => format!("is {class} on {node} ({verdict})"),
+        _ => becomes(node, verdict, class),
     }
+}
+
+fn reaches_nothing(ToEgressIp { address, object, fate }: &ToEgressIp) -> String {
+    let object = object.as_deref().unwrap_or("the cluster");
+    format!("{address} is an egress IP of {object}: {fate}")
+}
+
+/// A class is a participle, such as `dropped`, or a sentence without its subject.
+fn becomes(node: &str, verdict: &str, class: &str) -> String {
+    let is = if class.starts_with("goes ") { "" } else { "is " };
+    format!("{is}{class} on {node} ({verdict})")
 }
 
 fn shown(SeenSource { address, port, .. }: &SeenSource) -> String {

@@ -2,7 +2,8 @@
 
 use clap::Parser;
 use egress_datapath::trace::report::{
-    ArrivalReport, OverlayHop, TraceReport, TracedGateway, TracedSource as ReportedSource,
+    ArrivalReport, OverlayHop, ToEgressIp as ReportedDestination, TraceReport, TracedGateway,
+    TracedSource as ReportedSource,
 };
 use serde_json::{Value, json};
 
@@ -26,6 +27,7 @@ fn source_report(verdict: &'static str, gateway: Option<TracedGateway>) -> Trace
         class: "redirected",
         meaning: "A meaning.",
         gateway,
+        to_egress_ip: None,
         source: None,
         advice: Some("Look there."),
         agrees: true,
@@ -110,6 +112,26 @@ answer     leaves worker2 from 172.18.0.100:40000, unless route or next hop fail
 !          worker2: the decision alone
 ";
     assert_eq!(answer.text(), expected);
+}
+
+#[tokio::test]
+async fn a_packet_to_an_egress_ip_says_whose_it_is() {
+    let to =
+        ReportedDestination { address: ip("172.18.0.100"), object: Some("first (egress ID 7)".into()), fate: "a fate" };
+    let exec = PlayedExec::new(move |_, _| {
+        printed(&TraceReport { to_egress_ip: Some(to.clone()), ..source_report("not_selected", None) })
+    });
+    let answer = follow(&arguments(LINE), &cluster(&[("pods", pods())]), &exec).await.expect("an answer");
+    assert_eq!(answer.answer, "172.18.0.100 is an egress IP of first (egress ID 7): a fate");
+    assert_eq!(answer.leaves_with_egress_ip, Some(false));
+}
+
+#[tokio::test]
+async fn a_packet_that_is_left_alone_reads_as_a_sentence() {
+    let host = TraceReport { class: "goes on to the host's stack", ..source_report("to_cluster", None) };
+    let exec = PlayedExec::new(move |_, _| printed(&host));
+    let answer = follow(&arguments(LINE), &cluster(&[("pods", pods())]), &exec).await.expect("an answer");
+    assert_eq!(answer.answer, "goes on to the host's stack on worker1 (to_cluster)");
 }
 
 #[tokio::test]

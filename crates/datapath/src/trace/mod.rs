@@ -27,8 +27,9 @@ use aya::sys::SyscallError;
 use aya::{Ebpf, EbpfLoader};
 use egress_common::abi::{
     Addr, AnswerKey, BlockHolder, BlockOwner, Config, Count, Datagram, Direction, EPOCHS, Flow, HeldBlocks, Holder,
-    Inbound, NatEntry, Origin, PortBlock, Share, Tuple, Verdict,
+    Inbound, NatEntry, Origin, PortBlock, PrefixKind, Share, Tuple, Verdict,
 };
+use egress_common::decide::Tables as _;
 use egress_common::wire::Headers;
 
 use crate::attach::listing::{self, AttachedProgram};
@@ -58,6 +59,8 @@ pub struct Traced {
     pub device: Option<String>,
     /// Whether the flow exists already.
     pub is_known: bool,
+    /// Whether the destination is an egress IP of the cluster, which the decision does not ask for every pod.
+    pub to_egress_ip: bool,
     /// The attached program; absent if there is none.
     pub attached: Option<AttachedProgram>,
     /// Tag of the program that was run.
@@ -140,9 +143,11 @@ impl<'o> Tracer<'o> {
         let is_known = copied.maps.flows.get(&tuple).is_some();
         let frame_len = u32::try_from(frame.len()).map_err(io::Error::other)?;
         let predicted = predict(headers, frame_len, &copied.maps);
+        let to_egress_ip =
+            copied.maps.prefix(&tuple.daddr).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp));
         let (flow, mapping) = (loaded.private.flows.get(&tuple)?, loaded.private.nat.get(&tuple)?);
         let device = mapping.and_then(|mapping| survey::name_of(mapping.hop.ifindex));
-        Ok(Traced { verdict, predicted, headers, config, flow, mapping, device, is_known, attached, tag })
+        Ok(Traced { verdict, predicted, headers, config, flow, mapping, device, is_known, to_egress_ip, attached, tag })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Text form of a trace.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
 use egress_common::abi::{Addr, Class, NatEntry, SlotPlace, Verdict};
@@ -23,6 +23,9 @@ pub struct TraceReport {
     pub verdict: &'static str,
     pub class: &'static str,
     pub meaning: &'static str,
+    /// What becomes of a packet to an egress IP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to_egress_ip: Option<ToEgressIp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<TracedGateway>,
     /// The packet's source as seen from outside.
@@ -39,6 +42,40 @@ pub struct TraceReport {
     pub program: String,
     /// Differences from a real packet.
     pub warnings: Vec<String>,
+}
+
+/// The destination of a packet that reaches nothing, because it is an egress IP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ToEgressIp {
+    pub address: IpAddr,
+    /// The object, if the agent knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    pub fate: &'static str,
+}
+
+impl ToEgressIp {
+    /// `None` if the packet's verdict does not depend on it.
+    fn of(verdict: Verdict, address: IpAddr, names: &Names) -> Option<Self> {
+        let fate = match verdict {
+            Verdict::NotSelected | Verdict::UnknownPodPassed => {
+                "the host sends the packet on as to any other address, and it reaches nothing: the node that holds an egress IP drops \
+                 what answers no connection (no_nat_entry)"
+            }
+            Verdict::HairpinAnswered | Verdict::Hairpin => "a packet of a selected pod is refused here",
+            _ => return None,
+        };
+        let object = names.egress_ips.get(&address).map(|id| names.object(*id));
+        Some(Self { address, object, fate })
+    }
+}
+
+impl fmt::Display for ToEgressIp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, object, fate } = self;
+        let object = object.as_deref().unwrap_or("the cluster");
+        write!(f, "{address}, an egress IP of {object}: {fate}")
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -203,6 +240,9 @@ impl TraceReport {
             ),
             Some(_) => {}
         }
+        let to_egress_ip =
+            traced.to_egress_ip.then(|| ToEgressIp::of(*verdict, headers.tuple.daddr.to_ip(), names)).flatten();
+        let seen = source(*verdict, traced.mapping.as_ref(), traced.predicted.slot.map(|(_, slot)| slot.address), node);
         Self {
             packet: line(&headers.tuple),
             pod: names.pod(headers.tuple.saddr.to_ip()),
@@ -211,13 +251,9 @@ impl TraceReport {
             class: class(*verdict),
             meaning: verdict.describe().trim(),
             gateway: gateway(traced, names),
-            source: source(
-                *verdict,
-                traced.mapping.as_ref(),
-                traced.predicted.slot.map(|(_, slot)| slot.address),
-                node,
-            ),
-            advice: advice(*verdict),
+            source: seen.filter(|_| to_egress_ip.is_none()),
+            advice: advice(if to_egress_ip.is_some() { Verdict::Hairpin } else { *verdict }),
+            to_egress_ip,
             agrees: traced.agrees(),
             foreseen: labels(&predicted.verdicts),
             program: format!("{:016x}", traced.tag),
@@ -229,6 +265,9 @@ impl TraceReport {
     pub fn text(&self) -> String {
         let mut text = format!("packet    {}\npod       {}\n\n{}", self.packet, self.pod, lookups(&self.questions));
         let _written = writeln!(text, "\nverdict   {} ({}): {}", self.verdict, self.class, self.meaning);
+        if let Some(to) = &self.to_egress_ip {
+            let _written = writeln!(text, "to        {to}");
+        }
         if let Some(TracedGateway { node, egress_ip, why, does, .. }) = &self.gateway {
             let _written = writeln!(text, "egress IP {egress_ip}, {why}\ngateway   {node}: {does}");
         }
@@ -355,5 +394,21 @@ mod tests {
         assert_eq!(address, egress.to_ip());
         assert!(whose.contains("if the gateway holds it"), "{whose}");
         assert_eq!(seen(Verdict::NoGateway, node), None);
+    }
+
+    #[test]
+    fn a_destination_that_is_an_egress_ip_is_named_with_its_object() {
+        let egress = IpAddr::from([172, 18, 0, 100]);
+        let names =
+            Names { objects: [(3, "first".to_owned())].into(), egress_ips: [(egress, 3)].into(), ..Names::default() };
+        let said = |verdict, names: &Names| ToEgressIp::of(verdict, egress, names).map(|to| to.to_string());
+        for verdict in [Verdict::NotSelected, Verdict::UnknownPodPassed] {
+            let text = said(verdict, &names).expect("it reaches nothing");
+            assert!(text.starts_with("172.18.0.100, an egress IP of first (egress ID 3): the host sends"), "{text}");
+            assert!(text.ends_with("(no_nat_entry)"), "{text}");
+        }
+        let text = said(Verdict::HairpinAnswered, &Names::default()).expect("it is refused");
+        assert_eq!(text, "172.18.0.100, an egress IP of the cluster: a packet of a selected pod is refused here");
+        assert_eq!(said(Verdict::InboundReply, &names), None);
     }
 }

@@ -74,6 +74,7 @@ pub(super) fn beside_an_agent(cluster: &mut TestCluster, egress: &str) -> Result
     let there = cluster.lab.node(node(2)?).number.address().v4;
     let text = asked(cluster, &format!("trace --pod red/one --to {there}:80"))?;
     has(&text, &["verdict   marked_node", "of node2"])?;
+    to_an_egress_ip(cluster, egress)?;
     let kubeconfig = cluster.api.node_kubeconfig().display().to_string();
     let elsewhere = ["trace", "--to", "198.51.100.10:80", "--kubeconfig", &kubeconfig, "--pod"];
     let refused = cluster.agent(1)?.ask(&[&elsewhere[..], &["red/two"]].concat())?;
@@ -100,6 +101,30 @@ pub(super) fn beside_an_agent(cluster: &mut TestCluster, egress: &str) -> Result
     ensure!(count["egress_ips"][egress].as_u64() >= Some(1), "{count:#}");
     dropped(cluster)?;
     log_level(cluster)
+}
+
+/// A trace says what becomes of a packet to an egress IP: of a selected pod, and of pods that no object selects, on the node that
+/// holds the address and on another one.
+fn to_an_egress_ip(cluster: &mut TestCluster, egress: &str) -> Result<()> {
+    let whose = format!("to        {egress}, an egress IP of first (egress ID 1): ");
+    let to_do = "to do     Egress IPs are source addresses only";
+    let text = asked(cluster, &format!("trace --pod red/one --to {egress}:80"))?;
+    println!("{text}");
+    has(&text, &["verdict   hairpin_answered", &whose, to_do])?;
+    for (number, pod) in [(1, "three"), (3, "four")] {
+        let text = asked_on(cluster, number, &format!("trace --pod green/{pod} --to {egress}:80"))?;
+        println!("{text}");
+        has(&text, &["verdict   not_selected", &whose, to_do])?;
+        ensure!(!text.contains("world     sees"), "it reaches the world: {text}");
+        let url = format!("http://{egress}:80/");
+        let answer = cluster.pod(pod)?.netns.exec("curl", &["--silent", "--show-error", "--max-time", "4", &url]);
+        println!("{pod}: {answer:?}");
+        ensure!(answer.is_err(), "{pod} is answered by {egress}");
+    }
+    let drops = asked(cluster, "drops --reason no_nat_entry")?;
+    println!("{drops}");
+    let address = cluster.pod("four")?.addresses.v4.to_string();
+    has(&drops, &[egress, &address])
 }
 
 /// A packet that is dropped, and where that shows.

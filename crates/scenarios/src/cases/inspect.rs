@@ -42,7 +42,9 @@ pub(super) fn has(text: &str, expected: &[&str]) -> Result<()> {
 }
 
 pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<()> {
-    let mut cluster = metrics::start(context, vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])])?;
+    let unselected = [pod("three", "green", 1, &[]), pod("four", "green", 3, &[])];
+    let pods = [pod("one", "red", 1, &[]), pod("two", "red", 2, &[])].into_iter().chain(unselected);
+    let mut cluster = metrics::start(context, pods.collect())?;
     cluster.assignable(1, true)?;
     cluster.assign(&egress_ip("first", &[ADDRESS], &labels("house", "red"), &all()))?;
     cluster.assign(&egress_ip("late", &["172.18.0.111"], &labels("house", "red"), &all()))?;
@@ -65,7 +67,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
             "red/one",
             "OBJECT  ID  PODS HERE  EGRESS IPS",
             "first   1   1 ",
-            "pods         1 known, 1 selected, by 2 addresses",
+            "pods         2 known, 1 selected, by 2 addresses",
             "172.18.0.110 here",
             "from_pod      ovn-k8s-mp0",
             "management port  ovn-k8s-mp0  up     1400",

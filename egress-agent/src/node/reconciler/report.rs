@@ -6,8 +6,8 @@ use crate::debug::{Address, ClusterState, OpenHandOver, PodCount, Question, Reco
 use crate::metrics::snapshot::{InKernel, ReconcilerSnapshot, ServedAddress};
 use crate::node::reconciler::Reconciler;
 use egress_core::display_names::Names;
-use egress_core::model::policy::EgressNodes;
-use egress_core::model::state::{EgressId, HandoverStage, KernelState, TunnelEndpoint};
+use egress_core::model::policy::{EgressNodes, parse_egress_ip};
+use egress_core::model::state::{EgressId, HandoverStage, KernelState, TunnelEndpoint, family_of};
 use egress_core::model::view::{ClusterView, PodKey};
 use egress_core::plan::executor::Executor;
 use egress_core::selection::Standby;
@@ -101,12 +101,17 @@ impl<E: Executor> Reconciler<E> {
                 state.policy.iter().flat_map(|((id, _), policy)| policy.slots.iter().map(|slot| (slot.address, id.0)));
             slots.chain(state.owned.iter().map(|(id, address)| (*address, id.0)))
         });
+        // Also of objects that select no pod here.
+        let assigned = view.policies.values().flat_map(|object| {
+            let addresses = object.published.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+            addresses.filter_map(|address| Some((address, object.published.ids.of(family_of(address))?.0)))
+        });
         Names {
             node: Some(self.coordination.ownership.node_name().to_owned()),
             pods: pods.collect(),
             objects: objects.collect(),
             nodes: nodes.collect(),
-            egress_ips: egress_ips.collect(),
+            egress_ips: assigned.chain(egress_ips).collect(),
         }
     }
 
