@@ -126,7 +126,7 @@ impl ApiServer {
         };
         match http::answer(&self.store, &request)? {
             ApiResponse::Json { body, .. } => Ok(body),
-            ApiResponse::Text(text) => Ok(json!(text)),
+            ApiResponse::Text { text, .. } => Ok(json!(text)),
             ApiResponse::Watch(_) => Err(ApiError::method_not_allowed()),
         }
     }

@@ -106,6 +106,13 @@ impl ApiError {
         Self::new(StatusReason::NotAcceptable, "only the following media types are accepted: application/json")
     }
 
+    /// `kubectl create` encodes built-in kinds so, and never asks for another form.
+    pub fn no_protobuf() -> Self {
+        let message = "this test server reads no protobuf, which `kubectl create` sends for built-in kinds: add \
+                       `--dry-run=client -o yaml | kubectl apply -f -`";
+        Self::new(StatusReason::UnsupportedMediaType, message)
+    }
+
     pub fn unsupported_media_type(accepted: &str) -> Self {
         let message =
             format!("the body of the request was in an unknown format - accepted media types include: {accepted}");

@@ -1,11 +1,13 @@
 //! What people type.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use tokio::runtime::Runtime;
 
-use crate::objects::{DEFINITION, EGRESS_IP};
-use crate::server::{TestedServer, has_controllers, has_kubectl};
+use crate::objects::{DEFINITION, EGRESS_IP, are_served};
+use crate::server::{TestedServer, has_controllers, has_kubectl, is_double};
 
 const POD: &str = r#"
 apiVersion: v1
@@ -34,10 +36,16 @@ fn row(table: &str, number: usize) -> String {
 }
 
 fn with_egress_ip() -> Result<TestedServer> {
+    let server = with_definition()?;
+    server.kubectl_with("apply -f -", EGRESS_IP)?;
+    Ok(server)
+}
+
+fn with_definition() -> Result<TestedServer> {
     let server = TestedServer::start()?;
     server.kubectl_with("apply -f -", DEFINITION)?;
     server.kubectl("wait --for=condition=Established crd/egressips.k8s.ovn.org")?;
-    server.kubectl_with("apply -f -", EGRESS_IP)?;
+    Runtime::new()?.block_on(async { are_served(server.client().await?).await })?;
     Ok(server)
 }
 
@@ -130,8 +138,7 @@ fn server_side_apply_has_owners() -> Result<()> {
     if !has_kubectl("server_side_apply_has_owners") {
         return Ok(());
     }
-    let server = TestedServer::start()?;
-    server.kubectl_with("apply -f -", DEFINITION)?;
+    let server = with_definition()?;
     let apply = "apply --server-side -f -";
     assert!(server.kubectl_with(apply, EGRESS_IP)?.contains("serverside-applied"));
     let version = "get eip eip-prod -o jsonpath={.metadata.resourceVersion}";
@@ -178,6 +185,27 @@ fn nodes_and_pods_as_people_know_them() -> Result<()> {
     assert_eq!(server.kubectl("get pods -A -o name")?, "", "the content goes along");
     let gone = server.kubectl_fails("get namespace prod", "")?;
     assert!(gone.contains("namespaces \"prod\" not found"), "{gone}");
+    Ok(())
+}
+
+/// Of the double alone: it has neither the encoding nor the kinds of a cluster's workloads.
+#[test]
+fn what_the_double_lacks_is_one_sentence() -> Result<()> {
+    const NAME: &str = "what_the_double_lacks_is_one_sentence";
+    if !has_kubectl(NAME) || !is_double(NAME) {
+        return Ok(());
+    }
+    let server = TestedServer::start()?;
+    for line in ["create namespace own", "create secret generic own --from-literal=a=b", "create configmap own"] {
+        let refusal = server.kubectl_fails(line, "")?;
+        assert!(refusal.contains("add `--dry-run=client -o yaml | kubectl apply -f -`"), "{line}: {refusal}");
+        let manifest = server.kubectl(&format!("{line} --dry-run=client -o yaml"))?;
+        assert!(server.kubectl_with("apply -f -", &manifest)?.contains("created"), "{line}");
+    }
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let refusal = server.kubectl_fails(&format!("apply -k {}/overlays/bridge-cni", deploy.display()), "")?;
+    assert!(refusal.contains("this test server does not serve the kind"), "{refusal}");
+    assert!(!refusal.contains("content type"), "{refusal}");
     Ok(())
 }
 

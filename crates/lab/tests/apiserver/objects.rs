@@ -1,9 +1,12 @@
 //! The objects that the tests use.
 
-use anyhow::{Context, Result};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
+use kube::runtime::wait::{await_condition, conditions::is_crd_established};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -64,10 +67,29 @@ pub(crate) fn from_json<T: serde::de::DeserializeOwned>(value: Value) -> Result<
     serde_json::from_value(value).context("a test object is not readable")
 }
 
-pub(crate) async fn establish(client: Client) -> Result<()> {
-    let definition: CustomResourceDefinition = serde_yaml::from_str(DEFINITION)?;
-    Api::all(client).create(&PostParams::default(), &definition).await?;
-    Ok(())
+/// How long a real server may take to serve a new kind.
+const SERVED: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// Applies a definition of EgressIP, and waits until the kind is served.
+pub(crate) async fn establish(client: Client, definition: &str) -> Result<()> {
+    let definition: CustomResourceDefinition = serde_yaml::from_str(definition)?;
+    Api::all(client.clone()).create(&PostParams::default(), &definition).await?;
+    are_served(client).await
+}
+
+/// A real server serves a new kind some moments after its definition is established.
+pub(crate) async fn are_served(client: Client) -> Result<()> {
+    let (definitions, objects) = (Api::<CustomResourceDefinition>::all(client.clone()), egress_ips(client));
+    let is_served = async {
+        await_condition(definitions, "egressips.k8s.ovn.org", is_crd_established()).await?;
+        while let Err(error) = objects.list(&ListParams::default()).await {
+            ensure!(matches!(&error, kube::Error::Api(status) if status.code == 404), error);
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(SERVED, is_served).await.context("EgressIPs are not served")?
 }
 
 pub(crate) fn egress_ips(client: Client) -> Api<DynamicObject> {

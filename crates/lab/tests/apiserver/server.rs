@@ -60,7 +60,7 @@ impl TestedServer {
     /// With the EgressIP kind established.
     pub(crate) async fn with_egress_ips() -> Result<Self> {
         let server = Self::start()?;
-        objects::establish(server.client().await?).await?;
+        objects::establish(server.client().await?, objects::DEFINITION).await?;
         Ok(server)
     }
 

@@ -6,12 +6,11 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, ObjectReference, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event as Report, EventType, Recorder, Reporter};
 use serde_json::{Value, json};
 
-use crate::objects::{DEFINITION, egress_ip, egress_ips, from_json, node, pod};
+use crate::objects::{DEFINITION, egress_ip, egress_ips, establish, from_json, node, pod};
 use crate::server::{TestedServer, has_controllers};
 
 /// Code and reason of a refusal.
@@ -79,9 +78,8 @@ async fn status_is_a_subresource() -> Result<()> {
 #[tokio::test]
 async fn without_the_subresource_a_status_is_part_of_the_object() -> Result<()> {
     let server = TestedServer::start()?;
-    let definition: CustomResourceDefinition =
-        serde_yaml::from_str(&DEFINITION.replace("subresources: {status: {}}", "subresources: {}"))?;
-    Api::all(server.client().await?).create(&PostParams::default(), &definition).await?;
+    let definition = DEFINITION.replace("subresources: {status: {}}", "subresources: {}");
+    establish(server.client().await?, &definition).await?;
     let api = egress_ips(server.client().await?);
     api.create(&PostParams::default(), &egress_ip()?).await?;
     let status = Patch::Merge(json!({"status": {"items": [{"node": "n", "egressIP": "1"}]}}));
