@@ -133,6 +133,9 @@ fn paste(context: &LabContext, log: &Path) -> Result<()> {
     let silent: Vec<_> = answers.filter(silent).map(|(command, _)| command.to_owned()).collect();
     ensure!(silent.is_empty(), "these print nothing: {silent:?}");
     ensure!(printed.contains("egress_agent_serving 1"), "the metrics do not say that the agent serves");
+    // The example's address is on the node that the commands name.
+    let is_served = !KubeApi::has_kubectl() || printed.contains("verdict   snat_here");
+    ensure!(is_served, "the node that is shown serves no egress IP");
     // The command that restarts an agent is one of them.
     until_logged(log, &["has ended and is started again"], 1, EFFECT)
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::walkthrough::Walkthrough;
 use crate::prelude::*;
 use egress_lab::agents::AgentOptions;
-use egress_lab::api_objects::ASSIGNABLE;
+use egress_lab::api_objects::{ASSIGNABLE, EGRESS_IPS, NODES, assigned};
 use egress_lab::topology::addresses::{self as plan, HTTP_PORT};
 use egress_lab::topology::lab::{LabNode, LabPod};
 use egress_lab::wait_for_signal;
@@ -46,7 +46,16 @@ fn commands(walkthrough: &Walkthrough) -> Vec<(&'static str, String)> {
         ("Kubernetes", format!("export KUBECONFIG={}", walkthrough.cluster.api.kubeconfig().display())),
         ("what there is", "kubectl get nodes,pods,egressip -A -o wide".to_owned()),
     ];
-    if let Some(node) = lab.nodes().first() {
+    if walkthrough.cluster.api.in_memory().is_some() {
+        let create = "kubectl create namespace own --dry-run=client -o yaml | kubectl apply -f -";
+        commands.push((
+            "a namespace of your own: this API server reads no protobuf, which `kubectl create` sends",
+            create.to_owned(),
+        ));
+    }
+    let node = serving(&walkthrough.cluster).or_else(|| lab.nodes().first());
+    let pod = node.and_then(|node| lab.pods().iter().find(|pod| pod.node == node.number));
+    if let Some(node) = node {
         let (name, net, bpffs) = (node.name(), node.host.path(), node.bpffs.display().to_string());
         let example = walkthrough.examples.join("egressip-simpson.yaml");
         commands.extend([
@@ -56,7 +65,6 @@ fn commands(walkthrough: &Walkthrough) -> Vec<(&'static str, String)> {
         for agent in &walkthrough.cluster.agents {
             commands.push(("egress-agent on a node, as in its agent's pod", function(agent.node(), agent.options())));
         }
-        let pod = lab.pods().iter().find(|pod| pod.node == node.number);
         let pod = pod.map(|LabPod { namespace, name, .. }| format!("{namespace}/{name}"));
         commands.extend(questions(&name, pod.as_deref()));
         commands.extend([
@@ -70,7 +78,7 @@ fn commands(walkthrough: &Walkthrough) -> Vec<(&'static str, String)> {
             ("the agent's log", format!("tail -f {}", lab.logs().join(format!("agent-{name}.log")).display())),
         ]);
     }
-    if let Some(pod) = lab.pods().first() {
+    if let Some(pod) = pod {
         let (name, server) = (pod.netns.name(), plan::SERVER);
         commands.extend([
             ("a request from a pod", format!("ip netns exec {name} curl -s http://{}:{HTTP_PORT}/", server.v4)),
@@ -79,6 +87,22 @@ fn commands(walkthrough: &Walkthrough) -> Vec<(&'static str, String)> {
         ]);
     }
     commands
+}
+
+/// The node that has an egress IP now, else one that can host it. A server that does not answer names none.
+fn serving(cluster: &TestCluster) -> Option<&LabNode> {
+    let items = |path: &str| {
+        let list = cluster.api.get(path).ok().flatten().unwrap_or_default();
+        list["items"].as_array().cloned().unwrap_or_default()
+    };
+    let has = items(EGRESS_IPS).iter().flat_map(assigned).map(|(_, node)| node).next();
+    let can = || items(&format!("{NODES}?labelSelector={ASSIGNABLE}")).iter().find_map(name_of);
+    let name = has.or_else(can)?;
+    cluster.lab.nodes().iter().find(|node| node.name() == name)
+}
+
+fn name_of(object: &Value) -> Option<String> {
+    object["metadata"]["name"].as_str().map(str::to_owned)
 }
 
 /// A function of the shell that is named as the node and takes the arguments of `egress-agent`.
