@@ -59,8 +59,8 @@ impl ToEgressIp {
     fn of(verdict: Verdict, address: IpAddr, names: &Names) -> Option<Self> {
         let fate = match verdict {
             Verdict::NotSelected | Verdict::UnknownPodPassed => {
-                "the host sends the packet on as to any other address, and it reaches nothing: the node that holds an egress IP drops \
-                 what answers no connection (no_nat_entry)"
+                "the host sends the packet on as to any other address, and it reaches nothing: if another node holds the egress IP, \
+                 that one drops the packet (no_nat_entry); if this one does, its host finds no next hop"
             }
             Verdict::HairpinAnswered | Verdict::Hairpin => "a packet of a selected pod is refused here",
             _ => return None,
@@ -405,7 +405,7 @@ mod tests {
         for verdict in [Verdict::NotSelected, Verdict::UnknownPodPassed] {
             let text = said(verdict, &names).expect("it reaches nothing");
             assert!(text.starts_with("172.18.0.100, an egress IP of first (egress ID 3): the host sends"), "{text}");
-            assert!(text.ends_with("(no_nat_entry)"), "{text}");
+            assert!(text.contains("that one drops the packet (no_nat_entry)"), "{text}");
         }
         let text = said(Verdict::HairpinAnswered, &Names::default()).expect("it is refused");
         assert_eq!(text, "172.18.0.100, an egress IP of the cluster: a packet of a selected pod is refused here");

@@ -123,8 +123,9 @@ fn to_an_egress_ip(cluster: &mut TestCluster, egress: &str) -> Result<()> {
     }
     let drops = asked(cluster, "drops --reason no_nat_entry")?;
     println!("{drops}");
-    let address = cluster.pod("four")?.addresses.v4.to_string();
-    has(&drops, &[egress, &address])
+    // The host of the pod gives its packets the node's address.
+    let source = cluster.lab.node(node(3)?).number.address().v4;
+    has(&drops, &[egress, &format!("tcp {source}:")])
 }
 
 /// A packet that is dropped, and where that shows.

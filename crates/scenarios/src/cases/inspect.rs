@@ -67,7 +67,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
             "red/one",
             "OBJECT  ID  PODS HERE  EGRESS IPS",
             "first   1   1 ",
-            "pods         2 known, 1 selected, by 2 addresses",
+            "pods         2 known, 1 selected, by 4 addresses",
             "172.18.0.110 here",
             "from_pod      ovn-k8s-mp0",
             "management port  ovn-k8s-mp0  up     1400",
@@ -127,7 +127,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     cluster.agent(1)?.kill()?;
     has(
         &table_that_ends_with(&mut cluster, 1, NO_AGENT)?,
-        &["no agent runs here", ADDRESS, "served, by the programs alone", "2 addresses known, 2 selected", "from_pod"],
+        &["no agent runs here", ADDRESS, "served, by the programs alone", "4 addresses known, 2 selected", "from_pod"],
     )?;
     explain::beside_none(&mut cluster, ADDRESS, follower)?;
     let status = json(&mut cluster)?;
