@@ -27,7 +27,7 @@ pub(crate) struct SourceHalf {
     class: String,
     meaning: String,
     gateway: Option<ReportedGateway>,
-    to_egress_ip: Option<ToEgressIp>,
+    to_egress_ip: Option<EgressIpTarget>,
     source: Option<SeenSource>,
     advice: Option<String>,
     agrees: bool,
@@ -45,7 +45,7 @@ pub(crate) struct ReportedGateway {
 
 /// The destination of a packet that reaches nothing, because it is an egress IP.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct ToEgressIp {
+pub(crate) struct EgressIpTarget {
     address: IpAddr,
     object: Option<String>,
     fate: String,
@@ -227,7 +227,7 @@ fn at_source(
     }
 }
 
-fn reaches_nothing(ToEgressIp { address, object, fate }: &ToEgressIp) -> String {
+fn reaches_nothing(EgressIpTarget { address, object, fate }: &EgressIpTarget) -> String {
     let object = object.as_deref().unwrap_or("the cluster");
     format!("{address} is an egress IP of {object}: {fate}")
 }
