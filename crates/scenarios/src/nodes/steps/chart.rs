@@ -4,8 +4,6 @@ use super::packets::new_pods;
 use super::*;
 use egress_lab::test::Skip;
 
-const REGISTRY: [(&str, &str); 1] = [("REGISTRY", "localhost")];
-
 /// Leaves the nodes as they were.
 pub(super) fn chart(test: &mut NodeTest) -> Result<()> {
     if !test.cluster.shell.has("helm") {
@@ -15,7 +13,7 @@ pub(super) fn chart(test: &mut NodeTest) -> Result<()> {
     let cluster = &test.cluster;
     cluster.types("kubectl create namespace egress-agent")?;
     cluster.types("kubectl label namespace egress-agent pod-security.kubernetes.io/enforce=privileged")?;
-    cluster.shell.types("helm install egress-agent deploy/helm/egress-agent --namespace egress-agent --values deploy/helm/egress-agent/clusters/bridge-cni.yaml --set image.repository=REGISTRY/egress-agent", &REGISTRY)?;
+    cluster.types("helm install egress-agent deploy/helm/egress-agent --namespace egress-agent --values deploy/helm/egress-agent/clusters/bridge-cni.yaml")?;
     cluster.types("kubectl -n egress-agent rollout status daemonset/egress-agent")?;
     cluster.types("kubectl -n egress-agent rollout status deployment/egress-agent-controller")?;
     cluster.nodes().iter().try_for_each(install::has_its_rights_alone)?;
@@ -24,6 +22,7 @@ pub(super) fn chart(test: &mut NodeTest) -> Result<()> {
     without_plugin(test)?;
     with_plugin_again(test)?;
     one_node_out(test)?;
+    stopped_everywhere(test)?;
     removed(test)
 }
 
@@ -73,6 +72,20 @@ fn one_node_out(test: &NodeTest) -> Result<()> {
     cluster.types("helm rollback egress-agent --namespace egress-agent")?;
     cluster.types("kubectl label nodes --all egress-agent-here-")?;
     until_true(&format!("an agent runs on {out}"), KUBERNETES, runs)?;
+    all_rolled_out(cluster)?;
+    test.all_are_right()
+}
+
+/// docs/operations/break-glass.md, "Stop everywhere" with the chart, and back.
+fn stopped_everywhere(test: &NodeTest) -> Result<()> {
+    let cluster = &test.cluster;
+    cluster.types("helm upgrade egress-agent deploy/helm/egress-agent --namespace egress-agent --reuse-values --set cleanup.enabled=true")?;
+    cluster.types("kubectl -n egress-agent rollout status daemonset/egress-agent-cleanup")?;
+    cluster.types("kubectl -n egress-agent scale deployment egress-agent-controller --replicas=0")?;
+    test.nothing_is_selected()?;
+    cluster.types("helm upgrade egress-agent deploy/helm/egress-agent --namespace egress-agent --reuse-values --set cleanup.enabled=false")?;
+    cluster.types("kubectl -n egress-agent scale deployment egress-agent-controller --replicas=2")?;
+    cluster.types("kubectl -n egress-agent rollout status daemonset/egress-agent")?;
     all_rolled_out(cluster)?;
     test.all_are_right()
 }

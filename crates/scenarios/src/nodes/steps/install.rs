@@ -20,7 +20,7 @@ pub(super) fn by_kustomize(test: &mut NodeTest) -> Result<()> {
     cluster.types("kubectl apply -f deploy/base/namespace.yaml")?;
     cluster.types("openssl rand -hex 32 | tr -d '\n' > token")?;
     cluster.types("kubectl -n egress-agent create secret generic egress-agent-metrics --from-file=token")?;
-    let subnets = cluster.types("kubectl get nodes -o jsonpath='{.items[*].spec.podCIDRs}'")?;
+    let subnets = cluster.types("kubectl get nodes -o custom-columns=NODE:.metadata.name,PODS:.spec.podCIDRs")?;
     ensure!(subnets.matches('/').count() == 2, "not every node has a subnet: {subnets}");
     cluster.types("kubectl apply -k deploy/overlays/bridge-cni")?;
     cluster.types("kubectl -n egress-agent rollout status daemonset/egress-agent")?;

@@ -143,7 +143,7 @@ pub(super) fn out_of_service(test: &mut NodeTest) -> Result<()> {
     let cluster = &test.cluster;
     cluster.shell.types("kubectl egress drain NODE", &node)?;
     test.is_served_by(to, EFFECT)?;
-    cluster.shell.types("kubectl drain NODE --ignore-daemonsets --force", &node)?;
+    cluster.shell.types("kubectl drain NODE --ignore-daemonsets --delete-emptydir-data --force", &node)?;
     let left = cluster.list(&["pods", "-A", "--field-selector", &format!("spec.nodeName={from}")])?;
     let left: Vec<_> = left.iter().map(name_of).collect();
     ensure!(left.len() == 1, "pods are left on {from}: {left:?}");

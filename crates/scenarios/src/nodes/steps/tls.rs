@@ -21,7 +21,10 @@ pub(super) fn health_checks_by_tls(test: &mut NodeTest) -> Result<()> {
         shell.types(line, &[])?;
     }
     shell.edit(FILE, EMPTY, FILLED)?;
-    let checked = apply(test).and_then(|()| answers_are_by_tls(test)).and_then(|()| test.all_are_right());
+    let checked = apply(test)
+        .and_then(|()| answers_are_by_tls(test))
+        .and_then(|()| test.all_are_right())
+        .and_then(|()| renew(test));
     // Also after a failure: other tests stand on the same cluster.
     test.cluster.shell.edit(FILE, FILLED, EMPTY)?;
     apply(test)?;
@@ -35,15 +38,19 @@ fn apply(test: &NodeTest) -> Result<()> {
     all_rolled_out(&test.cluster)
 }
 
+/// Another certificate in the Secret.
+fn renew(test: &NodeTest) -> Result<()> {
+    test.cluster.types("openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -copy_extensions copy -out tls.crt")?;
+    test.cluster.types("kubectl -n egress-agent create secret generic egress-agent-healthcheck-tls --from-file=tls.crt --from-file=tls.key --from-file=ca.crt --dry-run=client -o yaml | kubectl apply -f -")?;
+    test.all_are_right()
+}
+
 /// Each agent listens with TLS, and answers of both count: the leader's probes alone make them so.
 fn answers_are_by_tls(test: &NodeTest) -> Result<()> {
     let cluster = &test.cluster;
-    for node in ["node1", "node2"] {
-        let pod = cluster.agent_pod(node)?;
-        let log = cluster.kubectl(&["-n", "egress-agent", "logs", name_of(&pod)])?;
-        let by_tls = |line: &str| line.contains("answering health checks") && line.contains("\"tls\":true");
-        ensure!(log.lines().any(by_tls), "the agent of {node} does not say that it answers by TLS");
-    }
+    let logs = "kubectl -n egress-agent logs -l app.kubernetes.io/component=agent --container agent --tail=-1 | grep 'answering health checks'";
+    let by_tls = cluster.types(logs)?.lines().filter(|line| line.contains("\"tls\":true")).count();
+    ensure!(by_tls == 2, "{by_tls} of two agents say that they answer by TLS");
     // Of both controllers: the leader alone probes.
     let answers = || -> Result<BTreeMap<String, f64>> {
         let pages = cluster.nodes().iter().map(|node| node.exec(&["curl", "--silent", "127.0.0.1:9478/metrics"]));
