@@ -270,7 +270,7 @@ metrics! {
         "Unassigned: the condition `Assigned` of the object has the cause (`kubectl describe egressip`).";
     Objects = "egress_agent_egressip_objects", Gauge, Reason, Controller,
         "EgressIP objects by the reason of their condition `Assigned`",
-        "Any reason but `Assigned` and `NoPodSelected` for long: `kubectl get egressip` and the object's condition name the cause.";
+        "Any reason but `Assigned` and `NoPodServed` for long: `kubectl get egressip` and the object's condition name the cause.";
     NodeState = "egress_agent_egress_node_state", Gauge, Node, Controller,
         "1 for each egress node and its state: `answers`, `agent_away` (keeps what it has), or `unreachable` (loses it)",
         "The node or its agent does not answer the leader's probes; look at the node, its network, and its agent's log.";

@@ -20,7 +20,7 @@ pub enum Reason {
     /// Every address has a node.
     Assigned,
     /// Every address has a node, and no pod leaves by the policy: a label that is misspelt is the usual cause.
-    NoPodSelected,
+    NoPodServed,
     PartiallyAssigned,
     /// The nodes of assigned addresses do not serve them.
     NotServed,
@@ -49,7 +49,7 @@ impl Reason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Assigned => "Assigned",
-            Self::NoPodSelected => "NoPodSelected",
+            Self::NoPodServed => "NoPodServed",
             Self::PartiallyAssigned => "PartiallyAssigned",
             Self::NotServed => "NotServed",
             Self::Moving => "Moving",
@@ -213,7 +213,7 @@ fn assigned(
         () if unreadable(policy, PolicyPart::Selectors) => Reason::InvalidSelector,
         () if unreadable(policy, PolicyPart::Addresses) => Reason::InvalidSpec,
         () if statuses().count() > 0 && statuses().all(assigned) => match pods.has_none {
-            true => Reason::NoPodSelected,
+            true => Reason::NoPodServed,
             false => Reason::Assigned,
         },
         () if statuses().any(assigned) => Reason::PartiallyAssigned,
@@ -244,7 +244,7 @@ fn assigned(
         // After the causes, which may be many.
         Some(consequence) => format!("{}; {consequence}", joined(&causes)),
     };
-    let status = matches!(reason, Reason::Assigned | Reason::NoPodSelected);
+    let status = matches!(reason, Reason::Assigned | Reason::NoPodServed);
     DesiredCondition { kind: ASSIGNED, status, reason: reason.as_str(), message }
 }
 
@@ -683,7 +683,7 @@ mod tests {
             all.into_iter().map(|one| (one.status, one.reason, one.message)).collect::<Vec<_>>()
         };
         let whole = published(&[("1", here.clone()), ("2", here.clone())]);
-        assert_eq!((whole[0].0, whole[0].1), (true, "NoPodSelected"));
+        assert_eq!((whole[0].0, whole[0].1), (true, "NoPodServed"));
         assert!(whole[0].2.contains("its selectors match none"), "{whole:?}");
         assert_eq!((whole[1].0, whole[1].1), (false, "AllAssigned"));
         let in_part = published(&[("1", here), ("2", taken)]);

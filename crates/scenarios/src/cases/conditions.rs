@@ -135,7 +135,7 @@ pub(super) fn of_selected_pods_and_absent_agents(context: &LabContext) -> Result
     counts(&cluster, 0)?;
     let (_, message) = until("the reason says so", NO_POD, || {
         let found = cluster.api.get(&path_of(&object))?.context("the object")?;
-        Ok(condition(&found).filter(|(reason, _)| reason == "NoPodSelected"))
+        Ok(condition(&found).filter(|(reason, _)| reason == "NoPodServed"))
     })?;
     println!("{message}");
     ensure!(message.contains("its selectors match none"), "{message}");

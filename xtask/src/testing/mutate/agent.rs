@@ -400,7 +400,7 @@ mutations! { AGENT,
         "assigned.no_eligible_node() && !policy.is_unknown(PolicyPart::Selectors)" => "assigned.no_eligible_node()";
     "partly-is-assigned", CONDITIONS, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
-        "matches!(reason, Reason::Assigned | Reason::NoPodSelected)" => "matches!(reason, Reason::Assigned | Reason::PartiallyAssigned)";
+        "matches!(reason, Reason::Assigned | Reason::NoPodServed)" => "matches!(reason, Reason::Assigned | Reason::PartiallyAssigned)";
     "no-pod-at-once", POD_COUNTS, ["status::pod_counts::"], "each new object says that it selects no pod":
         "now >= *since + NO_POD_AFTER)" => "now >= *since)";
     "nothing-is-assigned", CONDITIONS, ["status::conditions::"], "an object without addresses says that all of them have a node":
