@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
@@ -16,6 +17,9 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::health::tls::Files;
 use crate::health::tls::cause;
+
+/// A certificate is reported so long before its end. Of one that is valid for a shorter time, the last third.
+const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// HTTP/2, for gRPC.
 const ALPN: &[u8] = b"h2";
@@ -57,6 +61,8 @@ pub(super) struct Material {
     server: Arc<ServerConfig>,
     /// The node's own certificates, and the verifiers of the other ends.
     chain: Vec<CertificateDer<'static>>,
+    /// Of the first of them, in seconds since the epoch. `None` if it is unreadable.
+    validity: Option<Validity>,
     of_servers: Arc<dyn ServerCertVerifier>,
     of_clients: Arc<dyn ClientCertVerifier>,
 }
@@ -90,7 +96,8 @@ impl Material {
         };
         let mut server = server.with_single_cert(chain.clone(), key).map_err(mismatch)?;
         server.alpn_protocols.push(ALPN.to_vec());
-        Ok(Self { files: files.clone(), pem, server: Arc::new(server), chain, of_servers, of_clients })
+        let validity = chain.first().and_then(Validity::of);
+        Ok(Self { files: files.clone(), pem, server: Arc::new(server), chain, validity, of_servers, of_clients })
     }
 
     pub(super) fn pem(&self) -> &Pem {
@@ -108,6 +115,16 @@ impl Material {
             .domain_name(self.files.name.to_str())
     }
 
+    /// What is wrong with the node's certificate, now or soon, and the effect.
+    pub(super) fn problem(&self) -> Option<(String, &'static str)> {
+        if let Some(fault) = self.fault() {
+            return Some((fault, "health checks will fail"));
+        }
+        let validity = self.validity.filter(|validity| validity.ends_soon(UnixTime::now().as_secs()))?;
+        let (path, end) = (self.files.certificate.display(), validity.end_text());
+        Some((format!("the certificate in {path} expires at {end}: renew it"), "health checks will fail then"))
+    }
+
     /// Why other agents, with the same name and CA, would refuse this node's certificate now.
     pub(super) fn fault(&self) -> Option<String> {
         let (own, others) = self.chain.split_first()?;
@@ -120,6 +137,31 @@ impl Material {
         };
         let error = as_server.or_else(as_client)?;
         Some(format!("the certificate in {} {}", self.files.certificate.display(), cause::of_certificate(&error)))
+    }
+}
+
+/// From when until when a certificate is valid, in seconds since the epoch.
+#[derive(Clone, Copy, Debug)]
+struct Validity {
+    begin: i64,
+    end: i64,
+}
+
+impl Validity {
+    fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+        let validity = parsed.validity();
+        Some(Self { begin: validity.not_before.timestamp(), end: validity.not_after.timestamp() })
+    }
+
+    fn ends_soon(self, now: u64) -> bool {
+        let before = (self.end - self.begin) / 3;
+        let before = before.min(i64::try_from(RENEW_BEFORE.as_secs()).unwrap_or(i64::MAX));
+        i64::try_from(now).is_ok_and(|now| now >= self.end - before)
+    }
+
+    fn end_text(self) -> String {
+        jiff::Timestamp::from_second(self.end).map_or_else(|_| self.end.to_string(), |end| end.to_string())
     }
 }
 

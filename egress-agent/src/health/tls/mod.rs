@@ -3,7 +3,7 @@
 //! One certificate, key and CA serve both ends. A probe requires a server certificate signed by the CA, with the expected
 //! name among its subject alternative names. A server requires a client certificate signed by the CA, unless that is off.
 //! The files are checked every few seconds and read again after a change. Files that cannot be used, or are worse than those
-//! in use, are ignored with one line of the log. Existing sessions continue in any case.
+//! in use, are ignored with one line of the log. A certificate that ends soon is reported. Existing sessions continue in any case.
 //!
 //! - [`Tls`] is the current material of server and prober. [`Keeper`] checks the files.
 //! - [`incoming`]: connections of a server, each after its handshake. [`cause`]: the text of a failure.
@@ -106,14 +106,15 @@ impl Keeper {
     fn check(&mut self) {
         let now = self.publish.borrow().clone();
         let problem = match egress_supervise::blocking(|| Pem::read(&self.files)) {
-            Ok(pem) if *now.pem() == pem => now.fault().map(|fault| (fault, "health checks will fail")),
+            Ok(pem) if *now.pem() == pem => now.problem(),
             Ok(pem) => match Material::new(&self.files, pem) {
                 Ok(new) => match (new.fault(), now.fault()) {
                     (Some(fault), None) => Some((fault, "the former files stay in use")),
-                    (fault, _) => {
+                    _ => {
+                        let problem = new.problem();
                         self.publish.send_replace(Arc::new(new));
                         info!("the certificate, key and CA of health checks were reloaded");
-                        fault.map(|fault| (fault, "health checks will fail"))
+                        problem
                     }
                 },
                 Err(error) => Some((error.to_string(), "the former files stay in use")),

@@ -171,6 +171,29 @@ async fn a_wrong_server_certificate_is_reported_on_both_ends() {
     }
 }
 
+/// Of one for a year the last thirty days, of one for three days the last one.
+#[test]
+fn a_certificate_that_ends_soon_is_reported() {
+    let ca = Authority::new();
+    let node = NodeFiles::new(&ca);
+    let day = |from_today: i64| {
+        let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+        let date = today.saturating_add(jiff::Span::new().days(from_today));
+        let unsigned = |number: i8| u8::try_from(number).expect("a month or a day");
+        date_time_ymd(date.year().into(), unsigned(date.month()), unsigned(date.day()))
+    };
+    // At midnight, so up to a day less.
+    let reported = |since: i64, until: i64| {
+        node.renew(&ca, NAME, |params| (params.not_before, params.not_after) = (day(-since), day(until)));
+        node.read().1.reported
+    };
+    assert_eq!(reported(334, 31), None);
+    let line = reported(335, 30).expect("it ends soon");
+    assert!(line.contains("expires at ") && line.ends_with("Z: renew it; health checks will fail then"), "{line}");
+    assert_eq!(reported(1, 3), None);
+    assert!(reported(2, 1).is_some());
+}
+
 #[tokio::test]
 async fn a_client_certificate_is_required_unless_that_is_off() {
     let (ca, other) = (Authority::new(), Authority::new());
