@@ -57,7 +57,7 @@ fn with_plugin_again(test: &NodeTest) -> Result<()> {
     Ok(())
 }
 
-/// docs/operations/break-glass.md, "The same with the chart", and back.
+/// docs/operations/break-glass-chart.md, "Take one node out", and back.
 fn one_node_out(test: &NodeTest) -> Result<()> {
     let (_, out) = test.gateway_and_other()?;
     let (cluster, node) = (&test.cluster, [("NODE", out)]);
@@ -76,7 +76,7 @@ fn one_node_out(test: &NodeTest) -> Result<()> {
     test.all_are_right()
 }
 
-/// docs/operations/break-glass.md, "Stop everywhere" with the chart, and back.
+/// docs/operations/break-glass-chart.md, "Stop everywhere", and back.
 fn stopped_everywhere(test: &NodeTest) -> Result<()> {
     let cluster = &test.cluster;
     cluster.types("helm upgrade egress-agent deploy/helm/egress-agent --namespace egress-agent --reuse-values --set cleanup.enabled=true")?;
