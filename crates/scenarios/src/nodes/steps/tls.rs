@@ -48,9 +48,12 @@ fn renew(test: &NodeTest) -> Result<()> {
 /// Each agent listens with TLS, and answers of both count: the leader's probes alone make them so.
 fn answers_are_by_tls(test: &NodeTest) -> Result<()> {
     let cluster = &test.cluster;
-    let logs = "kubectl -n egress-agent logs -l app.kubernetes.io/component=agent --container agent --tail=-1 | grep 'answering health checks'";
-    let by_tls = cluster.types(logs)?.lines().filter(|line| line.contains("\"tls\":true")).count();
-    ensure!(by_tls == 2, "{by_tls} of two agents say that they answer by TLS");
+    let logs = "kubectl -n egress-agent logs -l app.kubernetes.io/component=agent --container agent --prefix --tail=-1 | grep 'answering health checks'";
+    // A line for each address, after the name of the pod.
+    let printed = cluster.types(logs)?;
+    let agents: BTreeSet<_> = printed.lines().filter_map(|line| line.split_once(' ')).map(|(pod, _)| pod).collect();
+    let by_tls = printed.lines().all(|line| line.contains("\"tls\":true"));
+    ensure!(by_tls && agents.len() == 2, "not both agents say that they answer by TLS");
     // Of both controllers: the leader alone probes.
     let answers = || -> Result<BTreeMap<String, f64>> {
         let pages = cluster.nodes().iter().map(|node| node.exec(&["curl", "--silent", "127.0.0.1:9478/metrics"]));
