@@ -656,7 +656,8 @@ mod tests {
         assert_eq!(crd.spec.scope, "Cluster");
         let version = &crd.spec.versions[0];
         let columns = version.additional_printer_columns.iter().flatten().map(|c| c.name.as_str());
-        let expected = ["EgressIPs", "Assigned Node", "Assigned EgressIPs", "Selected Pods", "Reason", "Age"];
+        let expected =
+            ["EgressIPs", "Assigned Node", "Assigned EgressIPs", "Selected Pods", "Reason", "Degraded", "Age"];
         assert_eq!(columns.collect::<Vec<_>>(), expected);
         assert!(version.subresources.as_ref().is_some_and(|s| s.status.is_some()));
     }
