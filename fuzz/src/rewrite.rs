@@ -341,5 +341,8 @@ pub fn decapsulated(frame: &[u8], headers: &Headers, config: &Config) -> Option<
         return None;
     }
     let inner = [&frame[..12], &kind, &frame[at + BEHIND_IP..]].concat();
+    if inner.len() - L3 > config.pod_mtu as usize {
+        return None;
+    }
     Some((Outer { source: headers.tuple.saddr, egress_id: vni >> 8 }, inner))
 }
