@@ -110,7 +110,7 @@ pub struct ObjectEvent {
     pub message: String,
 }
 
-/// The pods of a policy, for messages.
+/// What conditions say of a policy's pods.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyPods<'a> {
     /// Nodes whose agent is away, with the number of the policy's pods there.

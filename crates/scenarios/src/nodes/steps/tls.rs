@@ -38,10 +38,16 @@ fn apply(test: &NodeTest) -> Result<()> {
     all_rolled_out(&test.cluster)
 }
 
-/// Another certificate in the Secret.
+/// Another certificate in the Secret is used without a restart, as soon as the kubelet has mounted it.
 fn renew(test: &NodeTest) -> Result<()> {
     test.cluster.types("openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -copy_extensions copy -out tls.crt")?;
     test.cluster.types("kubectl -n egress-agent create secret generic egress-agent-healthcheck-tls --from-file=tls.crt --from-file=tls.key --from-file=ca.crt --dry-run=client -o yaml | kubectl apply -f -")?;
+    let logs =
+        ["-n", "egress-agent", "logs", "-l", "app.kubernetes.io/component=agent", "--container=agent", "--tail=-1"];
+    until_true("both agents have read it", KUBERNETES, || {
+        let log = test.cluster.kubectl(&logs)?;
+        Ok(log.lines().filter(|line| line.contains("of health checks were reloaded")).count() == 2)
+    })?;
     test.all_are_right()
 }
 
